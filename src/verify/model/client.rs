@@ -1,11 +1,12 @@
-//! What a client does: it acquires, collects votes, holds, renews and releases.
+//! What a client does: it acquires, collects votes, holds, renews and releases. `downgrade.rs`
+//! turns writers into readers.
 
 use super::{
     Model, Rule,
     node::wall,
     world::{
-        Client, ClientView, NODES, Outcome, Phase, Reply, Request, RequestKind, Response, Tick,
-        World,
+        Client, ClientView, Kind, NODES, Outcome, Phase, Reply, Request, RequestKind, Response,
+        Tick, World,
     },
 };
 use crate::{
@@ -47,11 +48,14 @@ impl<const C: usize> Model<C> {
                 None => votes.revoke(node),
             }
         }
+        if world.clients[client].has == Kind::Read && self.breaks(Rule::ReadersNeedQuorum) {
+            return world.columns.iter().any(|column| column.views[client].vote.is_some());
+        }
         votes.valid_until().is_some_and(|validity| moment(world.now) < validity)
     }
 
     pub(super) fn is_holding(&self, world: &World<C>, client: usize) -> bool {
-        matches!(world.clients[client].phase, Phase::Holding { .. }) && self.is_valid(world, client)
+        world.clients[client].phase.token().is_some() && self.is_valid(world, client)
     }
 
     pub(super) fn may_acquire(&self, world: &World<C>, client: usize) -> bool {
@@ -63,7 +67,13 @@ impl<const C: usize> Model<C> {
 
     /// Sends an acquire to all nodes.
     pub(super) fn acquire(&self, world: &mut World<C>, client: usize, proposal: u8) {
-        world.clients[client].phase = Phase::Acquiring;
+        let ended_token = world.ended_token;
+        let known = &mut world.clients[client];
+        (known.phase, known.has) = (Phase::Acquiring, known.kind);
+        if known.kind == Kind::Read {
+            known.floor = ended_token;
+        }
+        let is_decided = self.breaks(Rule::DecidedForMembersOnly);
         for column in &mut world.columns {
             let view = &mut column.views[client];
             if view.undo_until.is_some() {
@@ -71,7 +81,8 @@ impl<const C: usize> Model<C> {
                 continue;
             }
             (view.response, view.proposed) = (None, proposal);
-            send(&mut world.clients[client], view, world.now, RequestKind::Acquire { proposal });
+            let request = RequestKind::Acquire { proposal, is_decided };
+            send(&mut world.clients[client], view, world.now, request);
         }
     }
 
@@ -110,14 +121,16 @@ impl<const C: usize> Model<C> {
             && !view.excluded
         {
             view.proposed = token;
-            send(known, view, world.now, RequestKind::Acquire { proposal: token });
+            let request = RequestKind::Acquire { proposal: token, is_decided: false };
+            send(known, view, world.now, request);
         }
     }
 
     pub(super) fn receive(&self, world: &mut World<C>, client: usize, node: usize, reply: &Reply) {
         let (now, turn, round) =
             (world.now, world.clients[client].turn, world.clients[client].round);
-        if reply.to.turn != turn {
+        // A writer that has become a reader has a new lease.
+        if reply.to.turn != turn || reply.to.of != world.clients[client].has {
             return;
         }
         let phase = world.clients[client].phase;
@@ -152,6 +165,11 @@ impl<const C: usize> Model<C> {
                 view.vote = view.vote.max(Some(confirmed));
                 view.renewed = true;
             }
+            Outcome::Downgraded { counts } => self.on_downgraded(view, phase, confirmed, counts),
+            Outcome::NotHeld if matches!(phase, Phase::Downgrading { .. }) => {
+                view.vote = None;
+                view.response = Some(Response::Busy);
+            }
             Outcome::NotHeld => {
                 view.vote = None;
                 self.reacquire(world, client, node);
@@ -174,6 +192,9 @@ impl<const C: usize> Model<C> {
                 RequestKind::Acquire { .. } if phase == Phase::Acquiring => {
                     view.response = Some(Response::Unknown)
                 }
+                RequestKind::Downgrade if matches!(phase, Phase::Downgrading { .. }) => {
+                    view.response = Some(Response::Unknown)
+                }
                 RequestKind::Undo if !self.breaks(Rule::UndosAwaited) => {
                     view.undo_until = view.undo_until.max(Some(request.sent + self.request_ttl));
                 }
@@ -193,18 +214,15 @@ impl<const C: usize> Model<C> {
 
     /// A holder ignores a node on which one of its own undos may still be executed.
     fn exclude(&self, view: &mut ClientView, phase: Phase) {
-        if matches!(phase, Phase::Holding { .. }) && view.undo_until.take().is_some() {
+        if phase.token().is_some() && view.undo_until.take().is_some() {
             view.excluded = !self.breaks(Rule::UndosExcludeRenewals);
         }
     }
 
     fn decide(&self, world: &mut World<C>, client: usize) {
-        match world.clients[client].phase {
-            Phase::Acquiring => {}
-            Phase::Holding { .. } if !self.is_holding(world, client) => {
-                return self.end(world, client);
-            }
-            _ => return,
+        let phase = world.clients[client].phase;
+        if matches!(phase, Phase::Holding { .. }) && !self.is_holding(world, client) {
+            return self.end(world, client);
         }
         let responses = world.columns.each_ref().map(|column| column.views[client].response);
         let votes = responses.map(|response| {
@@ -214,6 +232,12 @@ impl<const C: usize> Model<C> {
                 Response::Unknown => Vote::Unknown,
             })
         });
+        let verdict = verdict(votes.into_iter());
+        match phase {
+            Phase::Acquiring => {}
+            Phase::Downgrading { .. } => return self.decide_downgrade(world, client, verdict),
+            _ => return,
+        }
         let stored: Vec<u64> = responses
             .iter()
             .filter_map(|response| {
@@ -224,7 +248,11 @@ impl<const C: usize> Model<C> {
                 }
             })
             .collect();
-        match verdict(votes.into_iter()) {
+        let is_enough = world.clients[client].has == Kind::Read
+            && self.breaks(Rule::ReadersNeedQuorum)
+            && !stored.is_empty();
+        match verdict {
+            _ if is_enough => self.start_holding(world, client, stored[0] as u8),
             Verdict::Pending => {}
             Verdict::Rejected | Verdict::NoQuorum => self.undo_round(world, client),
             Verdict::Granted => match agreed_token(&stored, NODES) {
@@ -245,12 +273,8 @@ impl<const C: usize> Model<C> {
                 && view.proposed < highest
             {
                 view.proposed = highest;
-                send(
-                    &mut world.clients[client],
-                    view,
-                    world.now,
-                    RequestKind::Acquire { proposal: highest },
-                );
+                let request = RequestKind::Acquire { proposal: highest, is_decided: true };
+                send(&mut world.clients[client], view, world.now, request);
             }
         }
     }
@@ -266,8 +290,16 @@ impl<const C: usize> Model<C> {
             (view.response, view.proposed) = (None, 0);
             self.exclude(view, phase);
         }
-        world.token_did_not_rise |= token <= world.token && world.tokens_issued > 0;
+        let known = &mut world.clients[client];
+        let floor = match known.has {
+            Kind::Alone => world.token,
+            Kind::Read => std::mem::take(&mut known.floor).max(world.token_alone),
+        };
+        world.token_did_not_rise |= token <= floor && world.tokens_issued > 0;
         world.token = world.token.max(token);
+        if known.has == Kind::Alone && self.has_readers() {
+            world.token_alone = token;
+        }
         world.tokens_issued += 1;
     }
 
@@ -294,6 +326,9 @@ impl<const C: usize> Model<C> {
 
     /// Ends a turn, by choice or because the lock is lost, and releases the lock on all nodes.
     pub(super) fn end(&self, world: &mut World<C>, client: usize) {
+        if let Some(token) = world.clients[client].phase.token().filter(|_| self.has_readers()) {
+            world.ended_token = world.ended_token.max(token);
+        }
         for column in &mut world.columns {
             let view = &mut column.views[client];
             send(&mut world.clients[client], view, world.now, RequestKind::Release);
@@ -303,19 +338,19 @@ impl<const C: usize> Model<C> {
         }
         let client = &mut world.clients[client];
         client.turn += 1;
-        client.round = 0;
+        (client.round, client.has, client.floor) = (0, client.kind, 0);
         client.phase = if client.turn < self.turns { Phase::Idle } else { Phase::Done };
     }
 }
 
-fn send(client: &mut Client, view: &mut ClientView, now: Tick, kind: RequestKind) {
-    if matches!(kind, RequestKind::Acquire { .. } | RequestKind::Renew) {
+pub(super) fn send(client: &mut Client, view: &mut ClientView, now: Tick, kind: RequestKind) {
+    if !matches!(kind, RequestKind::Undo | RequestKind::Release) {
         client.last_sent[usize::from(client.turn)] = Some(now);
     }
     let (round, sent) = match kind {
         RequestKind::Acquire { .. } => (client.round, now),
-        RequestKind::Renew | RequestKind::Undo => (0, now),
+        RequestKind::Renew | RequestKind::Downgrade | RequestKind::Undo => (0, now),
         RequestKind::Release => (0, 0),
     };
-    view.requests.push(Request { turn: client.turn, round, sent, kind });
+    view.requests.push(Request { turn: client.turn, round, sent, kind, of: client.has });
 }

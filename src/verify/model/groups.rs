@@ -8,12 +8,13 @@
 mod client;
 mod server;
 
-use stateright::{Checker as _, HasDiscoveries, Model as _, Property};
+use stateright::Property;
 
 use self::{
     client::{Client, Phase, Step},
     server::Server,
 };
+use super::check::{Breakable, assert_holds, assert_violated};
 
 type Tick = u8;
 
@@ -253,24 +254,12 @@ const LOST_REPLY: Model =
     Model { horizon: 1, polls: 1, faults: Faults { lost_replies: 1, ..NO_FAULTS }, ..READERS };
 const LOST_MEMBERS: Model = Model { faults: Faults { lost_members: 1, ..NO_FAULTS }, ..PERMITS };
 
-#[track_caller]
-fn assert_holds(model: Model, states_min: usize) {
-    let checker = model.checker().spawn_bfs().join();
-    let states = checker.unique_state_count();
-    checker.assert_properties();
-    assert!(states > states_min, "only {states} states");
-}
+impl Breakable for Model {
+    type Rule = Rule;
 
-/// Checks that a property is violated if this rule is broken.
-#[track_caller]
-fn assert_violated(model: &Model, broken: &'static [Rule], property: &'static str) {
-    let model = Model { broken, ..model.clone() };
-    let checker =
-        model.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join();
-    assert!(
-        checker.discovery(property).is_some(),
-        "breaking {broken:?} does not violate: {property}"
-    );
+    fn with_broken(&self, broken: &'static [Rule]) -> Model {
+        Model { broken, ..self.clone() }
+    }
 }
 
 #[test]

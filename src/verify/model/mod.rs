@@ -2,18 +2,22 @@
 //! number of ticks and faults. Run it with `cargo test --lib verify::model`; it takes about a
 //! minute.
 //!
-//! `groups.rs` is a model of its own, of groups on one server.
+//! Clients are mutexes, or readers and writers: `readers.rs` has the bounds for those. `groups.rs`
+//! is a model of its own, of groups on one server.
 //!
 //! Nodes, clients and the messages between them are modelled. Verdicts, tokens, votes and deadlines
 //! are computed by the library's own code in `quorum.rs`. Each rule of the protocol can be broken,
 //! which shows that the check detects it.
 
+mod check;
 mod client;
+mod downgrade;
 mod groups;
 mod liveness;
 mod node;
 mod normalize;
 mod properties;
+mod readers;
 mod steps;
 mod world;
 
@@ -21,13 +25,16 @@ use stateright::Property;
 
 use self::{
     node::is_of,
-    world::{Column, Faults, Id, NODES, Phase, Tick, World},
+    world::{Column, Faults, Id, Kind, NODES, Phase, Tick, World},
 };
 use crate::core::quorum::quorum;
 
 /// What is explored: how long, how many requests, and which faults.
 #[derive(Clone, Debug)]
 struct Model<const C: usize> {
+    kinds: [Kind; C],
+    /// Whether those that have the lock alone may become readers.
+    downgrades: bool,
     /// Last tick of the exploration.
     horizon: Tick,
     ttl: Tick,
@@ -94,11 +101,29 @@ enum Rule {
     /// A node's renewals do not count while an undo without a reply may still be executed there.
     /// The node may still have the key of an earlier round, but not for long.
     UndosExcludeRenewals,
+    /// A node that keeps the lock for readers grants it to no writer.
+    ReadersExcludeWriters,
+    /// A node that keeps the lock for a writer grants it to no reader.
+    WritersExcludeReaders,
+    /// A reader has the lock once a quorum keeps it.
+    ReadersNeedQuorum,
+    /// The release of a reader leaves the other readers.
+    ReaderLeavesOthers,
+    /// A node reports a token that is decided to a reader only that it keeps the lock for already.
+    DecidedForMembersOnly,
+    /// A writer relies on no more than a reader does from the moment at which it asks to become
+    /// one.
+    DowngradeEndsWriting,
+    /// The lease of a writer that becomes a reader counts only what nodes have confirmed.
+    DowngradeIsConfirmed,
+    /// A node that is asked again to turn a writer into a reader keeps the reader for a whole ttl
+    /// again.
+    RepeatedDowngradeExtends,
 }
 
 type ModelProperty<const C: usize> = Property<Model<C>>;
 
-const EXCLUSIVE: &str = "no two clients hold the lock at once";
+const EXCLUSIVE: &str = "no two clients hold the lock at once, unless both are readers";
 const QUORUM_KEYS: &str = "a valid lease has its key on a quorum";
 const RISING: &str = "tokens rise";
 const BOUNDED: &str = "no key outlives its limit";
@@ -113,7 +138,7 @@ impl<const C: usize> Model<C> {
     /// would show little.
     fn all_properties(&self) -> Vec<ModelProperty<C>> {
         let mut properties = vec![
-            ModelProperty::<C>::always(EXCLUSIVE, |model, world| model.holder_count(world) <= 1),
+            ModelProperty::<C>::always(EXCLUSIVE, |model, world| model.is_exclusive(world)),
             ModelProperty::<C>::always(QUORUM_KEYS, |model, world| model.has_quorum_keys(world)),
             ModelProperty::<C>::always(RISING, |_, world| !world.token_did_not_rise),
             ModelProperty::<C>::always(BOUNDED, |model, world| model.is_bounded(world)),
@@ -129,6 +154,17 @@ impl<const C: usize> Model<C> {
             properties.push(ModelProperty::<C>::sometimes("a lock is lost", |model, world| {
                 model.has_lost(world)
             }));
+        }
+        if self.kinds.iter().filter(|kind| **kind == Kind::Read).count() > 1 {
+            properties.push(ModelProperty::<C>::sometimes("readers share", |model, world| {
+                model.holders(world).count() > 1
+            }));
+        }
+        if self.downgrades {
+            properties
+                .push(ModelProperty::<C>::sometimes("a writer became a reader", |model, world| {
+                    model.holders(world).any(|client| has_downgraded(world, client))
+                }));
         }
         if self.renewals > 0 {
             properties.push(ModelProperty::<C>::sometimes("a lock is renewed", |model, world| {
@@ -153,14 +189,23 @@ impl<const C: usize> Model<C> {
         properties
     }
 
-    fn holder_count(&self, world: &World<C>) -> usize {
-        (0..C).filter(|client| self.is_holding(world, *client)).count()
+    fn has_readers(&self) -> bool {
+        self.downgrades || self.kinds.contains(&Kind::Read)
+    }
+
+    fn holders(&self, world: &World<C>) -> impl Iterator<Item = usize> {
+        (0..C).filter(|client| self.is_holding(world, *client))
+    }
+
+    fn is_exclusive(&self, world: &World<C>) -> bool {
+        self.holders(world).count() <= 1
+            || !self.holders(world).any(|client| self.is_alone(world, client))
     }
 
     /// Each client with a valid lease has votes from a quorum of nodes that have its key, or have
     /// lost it and do not vote.
     fn has_quorum_keys(&self, world: &World<C>) -> bool {
-        (0..C).filter(|client| self.is_holding(world, *client)).all(|client| {
+        self.holders(world).all(|client| {
             let id = Id { client: client as u8, turn: world.clients[client].turn };
             let counts = |column: &&Column<C>| {
                 let Column { node, views } = column;
@@ -174,8 +219,11 @@ impl<const C: usize> Model<C> {
 
     /// Each key expires within a ttl after the last request for it could be executed.
     fn is_bounded(&self, world: &World<C>) -> bool {
-        let late = if self.renewals_expire { 0 } else { self.renewals * self.ttl };
-        world.columns.iter().filter_map(|column| column.node.key.as_ref()).all(|key| {
+        // A writer asks at most twice to become a reader.
+        let extensions = self.renewals + if self.downgrades { 2 } else { 0 };
+        let late = if self.renewals_expire { 0 } else { extensions * self.ttl };
+        let nodes = world.columns.iter().map(|column| &column.node);
+        nodes.flat_map(|node| node.key.iter().chain(&node.members)).all(|key| {
             let sent =
                 world.clients[usize::from(key.id.client)].last_sent[usize::from(key.id.turn)];
             key.by_grant
@@ -191,7 +239,7 @@ impl<const C: usize> Model<C> {
 
     /// A client's lease is valid because a quorum renewed it.
     fn has_renewed(&self, world: &World<C>) -> bool {
-        (0..C).filter(|client| self.is_holding(world, *client)).any(|client| {
+        self.holders(world).any(|client| {
             let renewed = |column: &&Column<C>| {
                 column.views[client].vote.is_some() && column.views[client].renewed
             };
@@ -201,12 +249,17 @@ impl<const C: usize> Model<C> {
 
     /// A client's lease is valid, and a node that had lost its key has it again.
     fn has_reacquired(&self, world: &World<C>) -> bool {
-        (0..C).filter(|client| self.is_holding(world, *client)).any(|client| {
+        self.holders(world).any(|client| {
             world.columns.iter().any(|column| {
                 column.views[client].vote.is_some() && column.views[client].proposed > 0
             })
         })
     }
+}
+
+fn has_downgraded<const C: usize>(world: &World<C>, client: usize) -> bool {
+    let known = &world.clients[client];
+    known.kind != known.has && matches!(known.phase, Phase::Holding { .. })
 }
 
 fn votes_again<const C: usize>(column: &Column<C>, now: Tick) -> bool {

@@ -2,7 +2,7 @@
 
 use super::{
     Model, Rule,
-    world::{Id, Key, Node, Outcome, Request, RequestKind, Tick},
+    world::{Id, Key, Kind, Node, Outcome, Request, RequestKind, Tick},
 };
 
 impl<const C: usize> Model<C> {
@@ -21,12 +21,17 @@ impl<const C: usize> Model<C> {
         let sent = if self.breaks(Rule::SentAfterQuarantine) { now } else { request.sent };
         let counts = !node.is_quarantined(sent) || self.breaks(Rule::Quarantine);
         match request.kind {
-            RequestKind::Acquire { proposal } => {
+            RequestKind::Acquire { proposal, is_decided } if request.of == Kind::Read => {
+                let stored = self.acquire_shared(node, id, proposal, is_decided, now);
+                Some(stored.map_or(Outcome::Busy, |token| Outcome::Held { token, counts }))
+            }
+            RequestKind::Acquire { .. } if self.has_other_readers(node) => Some(Outcome::Busy),
+            RequestKind::Acquire { proposal, .. } => {
                 if node.key.is_none() && !self.grant_next(node, now) {
                     node.queue.retain(|waiting| *waiting != id);
                     node.token = self.next_token(node, now).max(proposal);
                     node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
-                } else if !is_of(node, id) {
+                } else if !is_alone(node, id) {
                     if node.has_queue && !node.queue.contains(&id) {
                         node.queue.push(id);
                     }
@@ -36,21 +41,78 @@ impl<const C: usize> Model<C> {
                 node.token = node.token.max(proposal);
                 Some(Outcome::Held { token: node.token, counts })
             }
-            RequestKind::Renew if is_of(node, id) => {
+            RequestKind::Renew if request.of == Kind::Read => {
+                let is_renewed = is_member(node, id);
+                if is_renewed {
+                    self.add_member(node, id, now);
+                }
+                Some(if is_renewed { Outcome::Renewed { counts } } else { Outcome::NotHeld })
+            }
+            RequestKind::Renew if is_alone(node, id) => {
                 node.key = Some(Key { id, until: time + self.ttl, by_grant: false });
                 Some(Outcome::Renewed { counts })
             }
             RequestKind::Renew => Some(Outcome::NotHeld),
+            RequestKind::Downgrade => {
+                let is_repeated = is_member(node, id);
+                if is_alone(node, id) {
+                    node.key = None;
+                    self.add_member(node, id, now);
+                } else if !is_repeated {
+                    return Some(Outcome::NotHeld);
+                } else if !self.breaks(Rule::RepeatedDowngradeExtends) {
+                    self.add_member(node, id, now);
+                }
+                Some(Outcome::Downgraded { counts })
+            }
             RequestKind::Undo => {
-                self.release(node, id, now);
+                self.release(node, id, request.of, now);
                 None
             }
             RequestKind::Release => {
                 node.queue.retain(|waiting| *waiting != id);
-                self.release(node, id, now);
+                self.release(node, id, request.of, now);
                 None
             }
         }
+    }
+
+    /// Whether readers keep the lock from a writer.
+    fn has_other_readers(&self, node: &Node) -> bool {
+        !node.members.is_empty() && !self.breaks(Rule::ReadersExcludeWriters)
+    }
+
+    /// Acquires the lock for a reader. Returns the token to report, or None if the lock is held
+    /// alone. Models of readers have no queue.
+    fn acquire_shared(
+        &self,
+        node: &mut Node,
+        id: Id,
+        proposal: u8,
+        is_decided: bool,
+        now: Tick,
+    ) -> Option<u8> {
+        // A node that has missed the downgrade of this writer has its key.
+        let is_known = is_of(node, id);
+        if is_alone(node, id) {
+            node.key = None;
+        }
+        if node.key.is_some() && !self.breaks(Rule::WritersExcludeReaders) {
+            return None;
+        }
+        self.add_member(node, id, now);
+        let minted = if is_known { node.token } else { self.next_token(node, now) };
+        node.token = minted.max(proposal);
+        let applies = is_known || self.breaks(Rule::DecidedForMembersOnly);
+        Some(if is_decided && applies { proposal } else { node.token })
+    }
+
+    /// Adds a reader, or extends its time.
+    fn add_member(&self, node: &mut Node, id: Id, now: Tick) {
+        let until = now + node.ahead + self.ttl;
+        node.members.retain(|member| member.id != id);
+        node.members.push(Key { id, until, by_grant: false });
+        node.members.sort_unstable();
     }
 
     /// Whether a request is refused because it was sent too long ago.
@@ -58,17 +120,23 @@ impl<const C: usize> Model<C> {
         let expires = match request.kind {
             RequestKind::Acquire { .. } => !self.breaks(Rule::ExpiredAcquiresRefused),
             RequestKind::Undo => !self.breaks(Rule::ExpiredUndosRefused),
-            RequestKind::Renew => self.renewals_expire,
+            RequestKind::Renew | RequestKind::Downgrade => self.renewals_expire,
             RequestKind::Release => false,
         };
         expires && now + node.ahead > request.sent + self.request_ttl
     }
 
-    fn release(&self, node: &mut Node, id: Id, now: Tick) {
-        if is_of(node, id) || self.breaks(Rule::OwnerCheck) {
+    fn release(&self, node: &mut Node, id: Id, of: Kind, now: Tick) {
+        if is_alone(node, id) || self.breaks(Rule::OwnerCheck) {
             node.key = None;
         }
-        if node.key.is_none() && !self.grant_next(node, now) {
+        // The release of a writer leaves the reader that it has become.
+        if of == Kind::Read && is_member(node, id) {
+            let leaves_others = !self.breaks(Rule::ReaderLeavesOthers);
+            node.members.retain(|member| leaves_others && member.id != id);
+        }
+        let is_free = node.key.is_none() && node.members.is_empty();
+        if is_free && !self.grant_next(node, now) {
             if !self.breaks(Rule::ReleaseRaisesFence) {
                 node.fence = node.fence.max(node.token);
             }
@@ -100,6 +168,7 @@ impl<const C: usize> Model<C> {
         if node.key.as_ref().is_some_and(|key| time >= key.until) {
             node.key = None;
         }
+        node.members.retain(|member| time < member.until);
         if node.votes_from.is_some_and(|from| time > from + self.request_ttl) {
             node.votes_from = None;
         }
@@ -108,6 +177,7 @@ impl<const C: usize> Model<C> {
     /// Restarts the node without its data.
     pub(super) fn restart(&self, node: &mut Node, now: Tick) {
         node.key = None;
+        node.members.clear();
         (node.token, node.fence) = (0, 0);
         node.queue.clear();
         node.votes_from = Some(now + node.ahead + self.ttl);
@@ -121,8 +191,17 @@ impl Node {
     }
 }
 
+/// Whether the node keeps the lock for this client, alone or as a reader.
 pub(super) fn is_of(node: &Node, id: Id) -> bool {
+    is_alone(node, id) || is_member(node, id)
+}
+
+fn is_alone(node: &Node, id: Id) -> bool {
     node.key.as_ref().is_some_and(|key| key.id == id)
+}
+
+fn is_member(node: &Node, id: Id) -> bool {
+    node.members.iter().any(|member| member.id == id)
 }
 
 /// Wall clocks are finer than ticks, as in reality, so that many tokens do not run ahead of them.

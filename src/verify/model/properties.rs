@@ -2,19 +2,20 @@
 //!
 //! The bounds are chosen so that all of it takes about a minute without optimisation.
 
-use stateright::{Checker as _, HasDiscoveries, Model as _};
-
 use super::{
     BOUNDED, EXCLUSIVE, LIVE, Model, QUORUM_KEYS, RISING, Rule,
+    check::{Breakable, assert_holds, assert_violated},
     node::WALL_PER_TICK,
-    world::{Faults, NODES},
+    world::{Faults, Kind, NODES},
 };
 
-const NO_FAULTS: Faults = Faults { restarts: 0, breaks: 0, jumps: 0, others: 0 };
+pub(super) const NO_FAULTS: Faults = Faults { restarts: 0, breaks: 0, jumps: 0, others: 0 };
 
 /// Clients that acquire a lock once and hold it for any time.
-const fn base_model<const C: usize>() -> Model<C> {
+pub(super) const fn base_model<const C: usize>() -> Model<C> {
     Model {
+        kinds: [Kind::Alone; C],
+        downgrades: false,
         horizon: 4,
         ttl: 3,
         claim_window: 2,
@@ -34,27 +35,12 @@ const fn base_model<const C: usize>() -> Model<C> {
     }
 }
 
-/// Checks that all properties hold, and that more than `states_min` states were explored.
-fn assert_holds<const C: usize>(model: Model<C>, states_min: usize) {
-    let checker = model.checker().spawn_bfs().join();
-    checker.assert_properties();
-    let states = checker.unique_state_count();
-    assert!(states > states_min, "only {states} states");
-}
+impl<const C: usize> Breakable for Model<C> {
+    type Rule = Rule;
 
-/// Checks that a property is violated if these rules are broken.
-fn assert_violated<const C: usize>(
-    model: &Model<C>,
-    broken: &'static [Rule],
-    property: &'static str,
-) {
-    let model = Model { broken, ..model.clone() };
-    let checker =
-        model.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join();
-    assert!(
-        checker.discovery(property).is_some(),
-        "breaking {broken:?} does not violate: {property}"
-    );
+    fn with_broken(&self, broken: &'static [Rule]) -> Model<C> {
+        Model { broken, ..self.clone() }
+    }
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use super::{
     Model,
-    world::{Client, ClientView, Column, Id, Node, Phase, Reply, RequestKind, TURNS_MAX, World},
+    world::{
+        Client, ClientView, Column, Id, Kind, Node, Phase, Reply, RequestKind, TURNS_MAX, World,
+    },
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +12,8 @@ pub(super) enum Step {
     Tick,
     Acquire(usize, u8),
     Renew(usize),
+    /// A writer asks to become a reader.
+    Downgrade(usize),
     End(usize),
     /// A request reaches a node, and its reply is read at once.
     Arrive(usize, usize),
@@ -34,13 +38,21 @@ impl<const C: usize> stateright::Model for Model<C> {
     type Action = Step;
 
     fn init_states(&self) -> Vec<Box<World<C>>> {
-        let client =
-            Client { phase: Phase::Idle, turn: 0, round: 0, last_sent: [None; TURNS_MAX + 1] };
+        let client = |kind| Client {
+            kind,
+            has: kind,
+            floor: 0,
+            phase: Phase::Idle,
+            turn: 0,
+            round: 0,
+            last_sent: [None; TURNS_MAX + 1],
+        };
         let node = |node: usize| Node {
             has_queue: self.queue && node == 0,
             skew: self.skew[node],
             ahead: 0,
             key: None,
+            members: Vec::new(),
             token: 0,
             fence: 0,
             queue: Vec::new(),
@@ -49,10 +61,12 @@ impl<const C: usize> stateright::Model for Model<C> {
         let views = || std::array::from_fn(|_| ClientView::default());
         let mut world = World {
             now: 0,
-            clients: std::array::from_fn(|_| client.clone()),
+            clients: self.kinds.map(client),
             columns: std::array::from_fn(|index| Column { node: node(index), views: views() }),
             faults: self.faults,
             token: 0,
+            ended_token: 0,
+            token_alone: 0,
             tokens_issued: 0,
             token_did_not_rise: false,
         };
@@ -75,6 +89,10 @@ impl<const C: usize> stateright::Model for Model<C> {
                 steps.push(Step::End(client));
                 if renewals > 0 && self.is_holding(world, client) {
                     steps.push(Step::Renew(client));
+                }
+                let is_writer = world.clients[client].has == Kind::Alone;
+                if self.downgrades && is_writer && self.is_holding(world, client) {
+                    steps.push(Step::Downgrade(client));
                 }
             }
             for (node, column) in world.columns.iter().enumerate() {
@@ -117,6 +135,7 @@ impl<const C: usize> stateright::Model for Model<C> {
             Step::Tick => next.now += 1,
             Step::Acquire(client, proposal) => self.acquire(&mut next, client, proposal),
             Step::Renew(client) => self.renew(&mut next, client),
+            Step::Downgrade(client) => self.downgrade(&mut next, client),
             Step::End(client) => self.end(&mut next, client),
             Step::Arrive(client, node) => self.arrive(&mut next, client, node, false),
             Step::ArriveWithLateReply(client, node) => self.arrive(&mut next, client, node, true),

@@ -11,6 +11,15 @@ pub(super) const NODES: usize = 3;
 /// acquire the lock.
 pub(super) const TURNS_MAX: usize = 2;
 
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Kind {
+    /// The lock for itself alone, as a mutex or a writer.
+    Alone,
+    /// The lock together with other readers.
+    Read,
+}
+
 /// A lock identifier: a client and the number of its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Id {
@@ -35,7 +44,10 @@ pub(super) struct Node {
     pub(super) skew: Tick,
     /// How far the node's clock has run ahead of the clients' clocks.
     pub(super) ahead: Tick,
+    /// Of the client that has the lock alone.
     pub(super) key: Option<Key>,
+    /// Of the readers that have the lock, sorted; empty while there is a `key`.
+    pub(super) members: Vec<Key>,
     /// Token of the lock, until its release; zero if there is none.
     pub(super) token: u8,
     /// At least the tokens of all locks that were released, also those of other names.
@@ -49,8 +61,12 @@ pub(super) struct Node {
 pub(super) enum RequestKind {
     Acquire {
         proposal: u8,
+        /// For a reader: the node is known to have stored a token that is at most `proposal`.
+        is_decided: bool,
     },
     Renew,
+    /// Turns a writer into a reader.
+    Downgrade,
     /// Undoes an acquire of a failed round before the next round.
     Undo,
     /// Ends a turn.
@@ -63,6 +79,8 @@ pub(super) struct Request {
     pub(super) round: u8,
     pub(super) sent: Tick,
     pub(super) kind: RequestKind,
+    /// What its client has, or asks for.
+    pub(super) of: Kind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,6 +93,9 @@ pub(super) enum Outcome {
     Busy,
     Expired,
     Renewed {
+        counts: bool,
+    },
+    Downgraded {
         counts: bool,
     },
     /// The key is gone, or has another holder.
@@ -127,11 +148,32 @@ pub(super) enum Phase {
         renewals: u8,
         token: u8,
     },
+    /// A writer that has asked to become a reader, and asks again if it has `retries` left.
+    Downgrading {
+        renewals: u8,
+        token: u8,
+        retries: u8,
+    },
     Done,
+}
+
+impl Phase {
+    /// The token of a client that has the lock, as far as it knows.
+    pub(super) fn token(self) -> Option<u8> {
+        match self {
+            Phase::Holding { token, .. } | Phase::Downgrading { token, .. } => Some(token),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Client {
+    pub(super) kind: Kind,
+    /// What it has now, or asks for: `Kind::Read` once a writer asks to become a reader.
+    pub(super) has: Kind,
+    /// For a reader, the largest token of the holds that had ended when it asked.
+    pub(super) floor: u8,
     pub(super) phase: Phase,
     pub(super) turn: u8,
     pub(super) round: u8,
@@ -170,6 +212,10 @@ pub(super) struct World<const C: usize> {
     pub(super) faults: Faults,
     /// Last token that was issued, and number of tokens issued.
     pub(super) token: u8,
+    /// If there are readers, the largest token of a hold that has ended, and of a lock that was
+    /// held alone.
+    pub(super) ended_token: u8,
+    pub(super) token_alone: u8,
     pub(super) tokens_issued: u8,
     /// Whether a token was issued that is not larger than the one before.
     pub(super) token_did_not_rise: bool,
@@ -185,7 +231,7 @@ impl<const C: usize> World<C> {
             .sum()
     }
 
-    /// Makes almost all mirror images equal: clients are alike, and so are nodes.
+    /// Makes almost all mirror images equal: clients of a kind are alike, and so are nodes.
     pub(super) fn canonicalize(&mut self) {
         for end in (1..C).rev() {
             for client in 0..end {
@@ -212,14 +258,16 @@ impl<const C: usize> World<C> {
         self.clients.swap(client, client + 1);
         for column in &mut self.columns {
             column.views.swap(client, client + 1);
-            let key = column.node.key.as_mut().map(|key| &mut key.id);
-            for id in key.into_iter().chain(&mut column.node.queue) {
+            let Node { key, members, queue, .. } = &mut column.node;
+            let ids = key.iter_mut().chain(&mut *members).map(|key| &mut key.id);
+            for id in ids.chain(queue) {
                 if usize::from(id.client) == client {
                     id.client += 1;
                 } else if usize::from(id.client) == client + 1 {
                     id.client -= 1;
                 }
             }
+            members.sort_unstable();
         }
     }
 }
