@@ -1,11 +1,15 @@
 //! A model of groups on one server, checked exhaustively: writers that can become readers, readers,
 //! and holders of permits. Each has one turn. Leases expire, requests and grant messages are late,
-//! replies are lost, and waiters leave the queue or die.
+//! replies are lost, and waiters leave the queue or die. Holders may leave the lock to a successor.
+//!
+//! Bounds: one to three ticks, a ttl of two, and at most one renewal of each client, one poll, and
+//! one fault.
 //!
 //! `server.rs` follows the scripts in `lua/group/`. Each rule of theirs can be broken, which shows
 //! that the check detects it.
 
 mod client;
+mod passing;
 mod server;
 
 use stateright::Property;
@@ -66,6 +70,21 @@ enum Rule {
     DowngradeHasNoGap,
     /// The time of a grant counts from the grant, not from when its message is read.
     GrantCountsFromGrant,
+    /// A holder that has detached its lock does not have it any more.
+    DetachEndsLease,
+    /// An adopted lock has the id of the successor. So what its former holder sent arrives without
+    /// effect, and nobody else can adopt it.
+    AdoptionChangesId,
+    /// A successor replaces the former member of a group.
+    AdoptionReplacesMember,
+    /// A lock is adopted only if the former holder has it.
+    AdoptionChecksHolder,
+    /// An adopted lock is kept for a whole ttl.
+    AdoptionSetsExpiry,
+    /// A successor gets a new token.
+    AdoptionGetsToken,
+    /// The lease of a successor counts from when its request was sent.
+    AdoptionCountsFromSent,
 }
 
 #[derive(Clone, Debug)]
@@ -80,6 +99,8 @@ struct Model {
     renewals: u8,
     /// Whether waiters may leave the queue.
     give_up: bool,
+    /// Whether holders may leave the lock to a successor.
+    passing: bool,
     /// Faults that may occur.
     faults: Faults,
     broken: &'static [Rule],
@@ -90,6 +111,8 @@ struct Faults {
     deaths: u8,
     lost_replies: u8,
     lost_members: u8,
+    /// Late releases under the id of a former holder.
+    clean_ups: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -109,6 +132,10 @@ struct World {
 }
 
 impl World {
+    fn has_adopter(&self, is_like: impl Fn(&Client) -> bool) -> bool {
+        self.clients.iter().any(|client| client.former.is_some() && is_like(client))
+    }
+
     fn holder_count(&self, is_counted: fn(Kind) -> bool) -> usize {
         let held = self.clients.iter().filter_map(|client| client.held_as(self.now));
         held.filter(|kind| is_counted(*kind)).count()
@@ -207,6 +234,16 @@ impl stateright::Model for Model {
                 world.clients.iter().any(|client| client.grant.is_some())
             }),
         ];
+        if self.passing {
+            properties.extend([
+                Property::<Model>::sometimes("a lock is adopted", |_, world| {
+                    world.has_adopter(|client| client.held_as(world.now).is_some())
+                }),
+                Property::<Model>::sometimes("an adoption is refused", |_, world| {
+                    world.has_adopter(|client| client.phase == Phase::Done && client.token == 0)
+                }),
+            ]);
+        }
         if self.kinds.iter().filter(|kind| **kind == Kind::Read).count() > 1 {
             properties.push(Property::<Model>::sometimes("two readers hold", |_, world| {
                 world.holder_count(|kind| kind == Kind::Read) > 1
@@ -221,7 +258,7 @@ impl stateright::Model for Model {
                     })
                 },
             ));
-        } else {
+        } else if self.kinds != [THE_ONLY_ONE; CLIENTS] {
             properties.push(Property::<Model>::sometimes("two have permits", |_, world| {
                 world.holder_count(|_| true) > 1
             }));
@@ -230,7 +267,7 @@ impl stateright::Model for Model {
     }
 }
 
-const NO_FAULTS: Faults = Faults { deaths: 0, lost_replies: 0, lost_members: 0 };
+const NO_FAULTS: Faults = Faults { deaths: 0, lost_replies: 0, lost_members: 0, clean_ups: 0 };
 
 const READERS: Model = Model {
     kinds: [Kind::Write, Kind::Read, Kind::Read],
@@ -240,6 +277,7 @@ const READERS: Model = Model {
     polls: 0,
     renewals: 0,
     give_up: false,
+    passing: false,
     faults: NO_FAULTS,
     broken: &[],
 };
@@ -252,6 +290,11 @@ const PERMITS: Model = Model { kinds: [ONE_OF_TWO; CLIENTS], ..READERS };
 const DEATH: Faults = Faults { deaths: 1, ..NO_FAULTS };
 const LOST_REPLY: Model =
     Model { horizon: 1, polls: 1, faults: Faults { lost_replies: 1, ..NO_FAULTS }, ..READERS };
+/// Two of the three may adopt what one of them has detached.
+const PASSED_ON: Model =
+    Model { kinds: [Kind::Write; CLIENTS], horizon: 2, passing: true, ..READERS };
+const THE_ONLY_ONE: Kind = Kind::Permits { limit: 1, count: 1 };
+const CLEAN_UP: Faults = Faults { clean_ups: 1, ..NO_FAULTS };
 const LOST_MEMBERS: Model = Model { faults: Faults { lost_members: 1, ..NO_FAULTS }, ..PERMITS };
 
 impl Breakable for Model {
@@ -310,4 +353,34 @@ fn each_rule_of_permits_is_needed() {
     assert_violated(&PERMITS, &[Rule::MembersAreCounted], EXCLUSIVE);
     assert_violated(&PERMITS, &[Rule::ExpiredDoNotCount], REMEMBERED);
     assert_violated(&LOST_MEMBERS, &[Rule::LostMembersExclude], EXCLUSIVE);
+}
+
+#[test]
+fn locks_that_pass_on_break_no_property() {
+    assert_holds(PASSED_ON, 40_000);
+    assert_holds(Model { kinds: READERS.kinds, ..PASSED_ON }, 40_000);
+    assert_holds(Model { kinds: [THE_ONLY_ONE; CLIENTS], ..PASSED_ON }, 20_000);
+}
+
+#[test]
+fn late_requests_around_an_adoption_break_no_property() {
+    let short = Model { horizon: 1, ..PASSED_ON };
+    assert_holds(Model { renewals: 1, ..short.clone() }, 30_000);
+    assert_holds(Model { polls: 1, faults: LOST_REPLY.faults, ..short.clone() }, 60_000);
+    assert_holds(Model { faults: CLEAN_UP, ..short.clone() }, 40_000);
+    let readers = Model { kinds: READERS.kinds, faults: CLEAN_UP, ..short };
+    assert_holds(readers.clone(), 40_000);
+    assert_violated(&readers, &[Rule::AdoptionChangesId], EXCLUSIVE);
+}
+
+#[test]
+fn each_rule_of_adoptions_is_needed() {
+    assert_violated(&PASSED_ON, &[Rule::DetachEndsLease], EXCLUSIVE);
+    assert_violated(&PASSED_ON, &[Rule::AdoptionChangesId], EXCLUSIVE);
+    assert_violated(&PASSED_ON, &[Rule::AdoptionChecksHolder], EXCLUSIVE);
+    assert_violated(&PASSED_ON, &[Rule::AdoptionSetsExpiry], EXCLUSIVE);
+    assert_violated(&PASSED_ON, &[Rule::AdoptionCountsFromSent], EXCLUSIVE);
+    assert_violated(&PASSED_ON, &[Rule::AdoptionGetsToken], RISING);
+    let permits = Model { kinds: [THE_ONLY_ONE; CLIENTS], ..PASSED_ON };
+    assert_violated(&permits, &[Rule::AdoptionReplacesMember], EXCLUSIVE);
 }

@@ -15,6 +15,8 @@ pub(super) enum Phase {
         until: Tick,
         as_reader: bool,
     },
+    /// Has asked for a lock that its holder has detached.
+    Adopting,
     Done,
     Dead,
 }
@@ -31,7 +33,8 @@ pub(super) struct Client {
     pub(super) phase: Phase,
     /// The request that has not been served yet.
     pub(super) request: Option<Request>,
-    /// Token and time of a grant whose message has not been read.
+    /// Token and time of a grant whose message has not been read. Of an adoption whose reply has
+    /// not been read, the time at which it was sent.
     pub(super) grant: Option<(u8, Tick)>,
     pub(super) polls: u8,
     pub(super) renewals: u8,
@@ -39,6 +42,10 @@ pub(super) struct Client {
     pub(super) token: u8,
     /// The largest token that a client had when this one asked; zero if it does not wait.
     pub(super) floor: u8,
+    /// What it has left to a successor.
+    pub(super) detached: Option<Kind>,
+    /// The client whose lock it adopts.
+    pub(super) former: Option<u8>,
 }
 
 impl Client {
@@ -52,6 +59,8 @@ impl Client {
             renewals,
             token: 0,
             floor: 0,
+            detached: None,
+            former: None,
         }
     }
 
@@ -89,6 +98,33 @@ pub(super) enum Step {
     Arrive(usize),
     /// A request is served, and its reply is lost.
     ArriveUnanswered(usize),
+    Pass(usize, Pass),
+}
+
+/// Steps by which a lock passes to a successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Ends the lease, and leaves the lock on the server to a successor. A renewal may still be on
+    /// its way.
+    Detach,
+    /// Asks for the lock that this client has detached, or asks again. Several clients may try.
+    Adopt(u8),
+    /// A request to adopt is served, and its reply is read later.
+    Serve,
+    Read,
+    /// Releases what an adoption without a reply may have obtained.
+    Abandon,
+    /// Releases the lock under the id of its former holder, because a request was lost earlier.
+    CleanUp,
+}
+
+impl Pass {
+    pub(super) fn all() -> impl Iterator<Item = Pass> {
+        let adoptions = (0..CLIENTS as u8).map(Pass::Adopt);
+        [Pass::Detach, Pass::Serve, Pass::Read, Pass::Abandon, Pass::CleanUp]
+            .into_iter()
+            .chain(adoptions)
+    }
 }
 
 impl Step {
@@ -106,6 +142,7 @@ impl Step {
             Step::ArriveUnanswered(client),
         ]
         .into_iter()
+        .chain(Pass::all().map(move |pass| Step::Pass(client, pass)))
     }
 }
 
@@ -146,6 +183,7 @@ impl Model {
             }
             Step::Arrive(client) => !is_quiet(client),
             Step::ArriveUnanswered(client) => world.faults.lost_replies > 0 && !is_quiet(client),
+            Step::Pass(client, pass) => self.may_pass(world, client, pass),
         }
     }
 
@@ -161,7 +199,7 @@ impl Model {
                 world.server.members.clear();
             }
             Step::Ask(client) => {
-                let floor = world.clients.iter().map(|client| client.token).max().unwrap_or(0);
+                let floor = world.largest_token();
                 let known = &mut world.clients[client];
                 (known.phase, known.floor) = (Phase::Waiting, floor);
                 send(world, client, RequestKind::Acquire(Mode::Join));
@@ -206,6 +244,7 @@ impl Model {
                 world.faults.lost_replies -= 1;
                 self.arrive(world, client, false);
             }
+            Step::Pass(client, pass) => self.pass(world, client, pass),
         }
     }
 
@@ -222,6 +261,8 @@ impl Model {
                 // A lease that has ended by now is released, as one that has ended later is.
                 enter(world, client, deadline, token);
             }
+            (Phase::Adopting, Reply::Held(token)) => enter(world, client, deadline, token),
+            (Phase::Adopting, Reply::Gone) => known.phase = Phase::Done,
             (Phase::Waiting, Reply::Busy) => known.phase = Phase::Done,
             (Phase::Holding { until, .. }, Reply::Renewed) if now < *until => {
                 *until = deadline.max(*until);
@@ -232,11 +273,11 @@ impl Model {
     }
 }
 
-fn send(world: &mut World, client: usize, kind: RequestKind) {
+pub(super) fn send(world: &mut World, client: usize, kind: RequestKind) {
     world.clients[client].request = Some(Request { sent: world.now, kind });
 }
 
-fn enter(world: &mut World, client: usize, until: Tick, token: u8) {
+pub(super) fn enter(world: &mut World, client: usize, until: Tick, token: u8) {
     let is_repeated =
         (0..CLIENTS).any(|other| other != client && world.clients[other].token == token);
     let known = &mut world.clients[client];
@@ -247,11 +288,16 @@ fn enter(world: &mut World, client: usize, until: Tick, token: u8) {
 }
 
 impl World {
+    /// The largest token that a client has or had.
+    pub(super) fn largest_token(&self) -> u8 {
+        self.clients.iter().map(|client| client.token).max().unwrap_or(0)
+    }
+
     /// Makes states equal that cannot differ in what follows.
     pub(super) fn normalize(&mut self) {
         let now = self.now;
         for client in &mut self.clients {
-            if client.phase != Phase::Waiting {
+            if !matches!(client.phase, Phase::Idle | Phase::Waiting | Phase::Adopting) {
                 (client.grant, client.polls, client.floor) = (None, 0, 0);
             }
             match &mut client.phase {

@@ -41,6 +41,8 @@ pub(super) enum RequestKind {
     Renew,
     Downgrade,
     Release,
+    /// Of the lock of this client.
+    Adopt(u8),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +60,7 @@ impl Model {
         let reply = match request {
             RequestKind::Acquire(mode) => self.acquire(world, id, mode),
             RequestKind::Renew => return self.renew(world, id),
+            RequestKind::Adopt(former) => return self.adopt(world, id, former),
             RequestKind::Downgrade => self.downgrade(world, id),
             RequestKind::Release => self.release(world, id),
         };
@@ -240,7 +243,7 @@ impl Model {
         }
     }
 
-    fn add_member(&self, world: &mut World, id: u8, kind: Kind, time: Tick) {
+    pub(super) fn add_member(&self, world: &mut World, id: u8, kind: Kind, time: Tick) {
         let until = world.now + time;
         if world.server.lock.is_none() {
             world.server.members.clear();
@@ -261,7 +264,7 @@ impl Model {
         world.server.lock = Some((Owner::Group(kind), last));
     }
 
-    fn kind_of(&self, id: u8) -> Kind {
+    pub(super) fn kind_of(&self, id: u8) -> Kind {
         self.kinds[usize::from(id)]
     }
 
@@ -279,13 +282,13 @@ impl Model {
     }
 }
 
-fn next_token(world: &mut World) -> u8 {
+pub(super) fn next_token(world: &mut World) -> u8 {
     world.server.token += 1;
     world.server.token
 }
 
 /// When this member of the group expires, if it has not.
-fn member_until(world: &World, id: u8, now: Tick) -> Option<Tick> {
+pub(super) fn member_until(world: &World, id: u8, now: Tick) -> Option<Tick> {
     let is_group = matches!(world.server.lock, Some((Owner::Group(_), _)));
     let member = world.server.members.iter().find(|member| member.id == id && now < member.until);
     member.filter(|_| is_group).map(|member| member.until)
