@@ -315,9 +315,14 @@ pub(crate) trait ResidueCleaner {
 
 /// Renews leases, over connections of its own, which open when they are first used.
 pub(crate) trait LeaseRenewals {
-    /// Asks once for all these leases, in one request to each server. Records in the leases what
+    /// Asks once for all these leases, in one exchange with each server. Records in the leases what
     /// the servers reply, but does not move their deadlines.
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport;
+
+    /// Maximum number of requests that one call of [`renew`](Self::renew) sends to a server.
+    fn requests_max(&self) -> usize {
+        1
+    }
 
     /// Repairs one of the leases that the last renewals left: valid, although a server does not
     /// keep its lock. Returns what the request may have left without a reply, or `None` if there is
@@ -344,6 +349,8 @@ pub(crate) struct RenewalLimits<'a> {
     pub(crate) least_left: Duration,
     /// Time by which every exchange must have ended: the deadline of a shutdown.
     pub(crate) stop_by: Moment,
+    /// Maximum number of leases in one request.
+    pub(crate) batch_max: usize,
     /// Called while replies are outstanding. Returns when to call it next, or `None` to end the
     /// exchange.
     pub(crate) check: &'a mut dyn FnMut(Moment) -> Option<Moment>,

@@ -4,6 +4,8 @@
 //! about that are blocked. So a request that times out is followed by one of half its size. Larger
 //! ones are tried again later. A try that fails costs a part of the leases, so the next one comes
 //! much later.
+//!
+//! Otherwise one exchange may consist of several requests.
 
 use std::mem;
 
@@ -36,6 +38,13 @@ impl BatchSize {
         self.max
     }
 
+    /// Maximum number of locks in one exchange of up to `requests` requests. After a timeout, an
+    /// exchange has one request only, because several may share a packet that is too large.
+    pub(super) fn exchange_max(&self, requests: usize) -> usize {
+        let is_usual = self.max == RENEWAL_BATCH_MAX && !self.is_trial;
+        if is_usual { self.max.saturating_mul(requests) } else { self.max }
+    }
+
     pub(super) fn on_confirmed(&mut self, locks: usize) {
         if self.is_trial && locks > self.max / 2 {
             (self.is_trial, self.needed) = (false, CONFIRMED_MIN);
@@ -56,7 +65,7 @@ impl BatchSize {
         } else {
             CONFIRMED_MIN
         };
-        (self.max, self.confirmed) = ((locks / 2).max(1), 0);
+        (self.max, self.confirmed) = ((locks.min(self.max) / 2).max(1), 0);
     }
 }
 
@@ -92,6 +101,18 @@ mod tests {
         assert!((2..=6).contains(&later), "{later} of 3,000 requests timed out");
         let mut size = BatchSize::new();
         assert_eq!(renew(&mut size, 200, 1).1, 9);
+    }
+
+    #[test]
+    fn requests_share_an_exchange_unless_one_has_timed_out() {
+        let mut size = BatchSize::new();
+        assert_eq!(size.exchange_max(10), 1000);
+        size.on_timed_out(1000);
+        assert_eq!((size.max(), size.exchange_max(10)), (50, 50));
+        (0..CONFIRMED_MIN).for_each(|_| size.on_confirmed(50));
+        assert_eq!((size.max(), size.exchange_max(10)), (100, 100), "not tried yet");
+        size.on_confirmed(100);
+        assert_eq!(size.exchange_max(10), 1000);
     }
 
     #[test]

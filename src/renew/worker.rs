@@ -81,7 +81,8 @@ impl Worker {
     fn renew(&mut self, mut due: Vec<Due>) {
         let mut logged = Logged::default();
         while !due.is_empty() {
-            let rest = due.split_off(due.len().min(self.batch_size.max()));
+            let together = self.batch_size.exchange_max(self.renewals.requests_max());
+            let rest = due.split_off(due.len().min(together));
             let went_well = self
                 .isolate_panic(|worker| worker.renew_batch(&due, &mut logged))
                 .unwrap_or_else(|| {
@@ -257,12 +258,13 @@ impl Worker {
         least_left: Duration,
         run: impl FnOnce(&mut dyn LeaseRenewals, RenewalLimits<'_>) -> T,
     ) -> T {
-        let Worker { context: Context { backend, shared, .. }, renewals, .. } = self;
+        let Worker { context: Context { backend, shared, .. }, renewals, batch_size } = self;
         let since = clock::now();
         let grace = since.saturating_add(SHUTDOWN_GRACE.min(backend.operation_timeout() / 2));
         let check = &mut |now: Moment| shared.check_exchange(since, grace, now);
         let stop_by = shared.shutdown_deadline();
-        run(renewals.as_mut(), RenewalLimits { least_left, stop_by, check })
+        let batch_max = batch_size.max();
+        run(renewals.as_mut(), RenewalLimits { least_left, stop_by, batch_max, check })
     }
 
     fn report_failure(&self, failed: &[&Arc<Lease>], why: &Arc<str>) {

@@ -21,7 +21,7 @@ use crate::{
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             release_on_one_server,
-            renewals::{renew_on_one_server, renewal_timeout},
+            renewals::{RENEWAL_REQUESTS_MAX, renew_on_one_server, renewal_timeout},
             requests_and_replies::{Acquire, AcquireReply, OfKind, Ping},
         },
     },
@@ -236,7 +236,13 @@ impl LeaseRenewals for MemoryBackend {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
         let timeout = renewal_timeout(&limits, self.operation_timeout);
         let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
-        renew_on_one_server(leases, |request| self.server.exchange(request, deadline))
+        renew_on_one_server(leases, limits.batch_max, |requests| {
+            requests.iter().map(|request| self.server.exchange(request, deadline)).collect()
+        })
+    }
+
+    fn requests_max(&self) -> usize {
+        RENEWAL_REQUESTS_MAX
     }
 
     fn reset(&mut self) {}

@@ -68,8 +68,8 @@ pub(crate) fn exchange_within<C: Request>(
     })
 }
 
-/// Sends several requests for the same script, and then reads their replies. Returns fewer results
-/// than there are requests if the connection breaks.
+/// Sends several requests in one write, and then reads their replies. They may be carried out
+/// twice. Returns fewer results than there are requests if the connection breaks.
 pub(crate) fn exchange_all<C: Request>(
     node: &Arc<RedisNode>,
     connection: &mut Connection,
@@ -77,13 +77,37 @@ pub(crate) fn exchange_all<C: Request>(
     limits: &mut ExchangeLimits<'_>,
 ) -> Vec<Result<Exchange<C::Reply>, NodeError>> {
     let Some((first, rest)) = requests.split_first() else { return Vec::new() };
+    if requests.iter().all(|request| node.knows_script(request)) {
+        if let Err(failure) = connect_within(node, connection, limits) {
+            return vec![Err(failure)];
+        }
+        let results = exchange_in_one_write(node, connection, requests, limits);
+        let is_unknown = |result: &Result<_, NodeError>| {
+            result.as_ref().is_err_and(NodeError::is_unknown_script)
+        };
+        if !results.iter().any(is_unknown) {
+            return results;
+        }
+        // The server has lost its scripts, for example by a restart.
+    }
     // The first reply ensures that the server has the script.
     let mut results = vec![exchange_within(node, connection, first, limits)];
-    let sent: Vec<_> = rest
-        .iter()
-        .map_while(|request| node.send(connection, request, ScriptRef::Hash, limits.deadline).ok())
-        .collect();
-    for (request, sent) in rest.iter().zip(sent) {
+    results.extend(exchange_in_one_write(node, connection, rest, limits));
+    results
+}
+
+fn exchange_in_one_write<C: Request>(
+    node: &RedisNode,
+    connection: &mut Connection,
+    requests: &[C],
+    limits: &mut ExchangeLimits<'_>,
+) -> Vec<Result<Exchange<C::Reply>, NodeError>> {
+    let sent = match node.send_all(connection, requests, limits.deadline) {
+        Ok(sent) => sent,
+        Err(failure) => return vec![Err(failure)],
+    };
+    let mut results = Vec::with_capacity(requests.len());
+    for (request, sent) in requests.iter().zip(sent) {
         let reply = receive_within(connection, limits);
         results.push(reply.and_then(|reply| node.decode(connection, request, sent, reply)));
     }

@@ -159,6 +159,29 @@ impl RedisNode {
         Ok(InFlightRequest { nonce, sent })
     }
 
+    /// Sends several requests over an established connection, in one write.
+    pub(crate) fn send_all<C: Request>(
+        &self,
+        connection: &mut Connection,
+        requests: &[C],
+        deadline: Moment,
+    ) -> Result<Vec<InFlightRequest>, NodeError> {
+        let not_after_us = self.clock_sample().map_or(0, |sample| sample.server_us_at(deadline));
+        let nonces: Vec<u64> = requests.iter().map(|_| connection.next_nonce()).collect();
+        let sent = connection.send(deadline, |out| {
+            for (request, nonce) in requests.iter().zip(&nonces) {
+                request.encode(ScriptRef::Hash, *nonce, not_after_us, out);
+            }
+        })?;
+        Ok(nonces.into_iter().map(|nonce| InFlightRequest { nonce, sent }).collect())
+    }
+
+    /// Whether the server has run the script of the request.
+    pub(crate) fn knows_script<C: Request>(&self, request: &C) -> bool {
+        let mask = request.script().map_or(0, |script| script.mask);
+        mask != 0 && self.known_scripts.load(Ordering::Acquire) & mask == mask
+    }
+
     /// Connects if necessary, and checks whether the server may be a node.
     pub(crate) fn connect(
         &self,

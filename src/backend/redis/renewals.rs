@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Replicas,
-    exchange_within,
+    exchange_all, exchange_within,
     replicas::Wait,
     requests_and_replies::{
         MemberRenewal, Renew, RenewMembers, RenewReply, RenewSome, Renewal as RenewalRequest,
@@ -21,6 +21,9 @@ use crate::{
 
 /// Minimum timeout of a renewal; otherwise one urgent lease would fail all others in its batch.
 const RENEWAL_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+/// Maximum number of requests in one exchange; otherwise leases that fall due meanwhile would wait
+/// for long.
+pub(crate) const RENEWAL_REQUESTS_MAX: usize = 10;
 /// Maximum time of a connection attempt that outlasts its exchange. Bounds the number of attempts
 /// in progress.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
@@ -39,8 +42,13 @@ impl LeaseRenewals for RedisRenewals {
         let timeout = renewal_timeout(&limits, self.operation_timeout);
         let deadline = began.saturating_add(timeout).min(limits.stop_by);
         let connect_by = connect_by(began, deadline, &limits, self.operation_timeout);
+        let batch_max = limits.batch_max;
         let mut limits = ExchangeLimits { deadline, connect_by, check: limits.check };
-        renew_on_one_server(leases, |request| self.ask(request, &mut limits))
+        renew_on_one_server(leases, batch_max, |requests| self.ask(requests, &mut limits))
+    }
+
+    fn requests_max(&self) -> usize {
+        RENEWAL_REQUESTS_MAX
     }
 
     fn probe(&mut self, _: RenewalLimits<'_>) {
@@ -63,31 +71,37 @@ impl RedisRenewals {
 
     fn ask(
         &mut self,
-        request: &RenewSome<'_>,
+        requests: &[RenewSome<'_>],
         limits: &mut ExchangeLimits<'_>,
-    ) -> Result<Exchange<(u64, Vec<RenewReply>)>, NodeError> {
-        let mut result = exchange_within(&self.node, &mut self.connection, request, limits);
-        if self.replicas.are_required() && result.is_ok() {
+    ) -> Vec<RenewalResult> {
+        let mut results = exchange_all(&self.node, &mut self.connection, requests, limits);
+        if self.replicas.are_required() && results.iter().any(Result::is_ok) {
             // Otherwise a replica that was cut off long ago could be promoted.
             let wait = Wait(self.replicas);
             let count = exchange_within(&self.node, &mut self.connection, &wait, limits);
             if let Err(error) = count.and_then(|count| self.replicas.check(count.reply)) {
-                result = Err(error);
+                results.iter_mut().filter(|result| result.is_ok()).for_each(|result| {
+                    *result = Err(error.clone());
+                });
             }
         }
-        if result.as_ref().is_err_and(NodeError::is_timeout) {
-            // The next exchange must not wait for this reply.
+        if results.iter().any(|result| result.as_ref().is_err_and(NodeError::is_timeout)) {
+            // The next exchange must not wait for these replies.
             self.connection.poison();
         }
-        result
+        results
     }
 }
 
-/// Renews leases by one request to a server that decides alone, or by two if some of their claims
-/// are members of groups.
+/// Reply to one request of a renewal.
+pub(crate) type RenewalResult = Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>;
+
+/// Renews leases on a server that decides alone: in one exchange, or in two if some of their claims
+/// are members of groups. Each request is for at most `batch_max` leases.
 pub(crate) fn renew_on_one_server(
     leases: &[&Arc<Lease>],
-    mut ask: impl FnMut(&RenewSome<'_>) -> Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>,
+    batch_max: usize,
+    mut ask: impl FnMut(&[RenewSome<'_>]) -> Vec<RenewalResult>,
 ) -> RenewalReport {
     let now = clock::now();
     let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
@@ -99,30 +113,39 @@ pub(crate) fn renew_on_one_server(
     };
     let (members, alone): (Vec<usize>, Vec<usize>) =
         (0..leases.len()).partition(|at| leases[*at].claim.kind.membership().is_some());
-    let mut renew_some = |some: &[usize], ttls: &[u64], request: &RenewSome<'_>| match ask(request)
-    {
-        Ok(Exchange { sent, reply: (_, replies) }) => {
-            for ((at, ttl_ms), reply) in some.iter().zip(ttls).zip(replies) {
-                let ttl = Duration::from_millis(*ttl_ms);
-                report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
+    let mut renew_some = |some: &[usize], ttls: &[u64], requests: &[RenewSome<'_>]| {
+        let batches = some.chunks(batch_max).zip(ttls.chunks(batch_max));
+        for ((some, ttls), result) in batches.zip(ask(requests)) {
+            match result {
+                Ok(Exchange { sent, reply: (_, replies) }) => {
+                    for ((at, ttl_ms), reply) in some.iter().zip(ttls).zip(replies) {
+                        let ttl = Duration::from_millis(*ttl_ms);
+                        report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
+                    }
+                }
+                Err(failure) => {
+                    report.timed_out |= failure.is_timeout() && failure.outcome_unknown;
+                    report.refusal =
+                        report.refusal.take().or_else(|| refusal_of_one_lock(&failure));
+                    report.failure.get_or_insert(BackendError::Node(failure));
+                }
             }
-        }
-        Err(failure) => {
-            report.timed_out |= failure.is_timeout() && failure.outcome_unknown;
-            report.refusal = report.refusal.take().or_else(|| refusal_of_one_lock(&failure));
-            report.failure.get_or_insert(BackendError::Node(failure));
         }
     };
     if !alone.is_empty() {
-        let requests: Vec<_> = alone.iter().map(|at| renewal_request(leases[*at], now)).collect();
-        let ttls: Vec<_> = requests.iter().map(|request| request.ttl_ms).collect();
-        renew_some(&alone, &ttls, &RenewSome::Alone(Renew(&requests)));
+        let renewals: Vec<_> = alone.iter().map(|at| renewal_request(leases[*at], now)).collect();
+        let ttls: Vec<_> = renewals.iter().map(|renewal| renewal.ttl_ms).collect();
+        let request = |batch| RenewSome::Alone(Renew(batch));
+        let requests: Vec<_> = renewals.chunks(batch_max).map(request).collect();
+        renew_some(&alone, &ttls, &requests);
     }
     if !members.is_empty() {
-        let requests = members.iter().filter_map(|at| member_renewal(leases[*at], now));
-        let requests: Vec<_> = requests.collect();
-        let ttls: Vec<_> = requests.iter().map(|request| request.ttl_ms).collect();
-        renew_some(&members, &ttls, &RenewSome::Members(RenewMembers(requests)));
+        let renewals = members.iter().filter_map(|at| member_renewal(leases[*at], now));
+        let renewals: Vec<_> = renewals.collect();
+        let ttls: Vec<_> = renewals.iter().map(|renewal| renewal.ttl_ms).collect();
+        let request = |batch: &[_]| RenewSome::Members(RenewMembers(batch.to_vec()));
+        let requests: Vec<_> = renewals.chunks(batch_max).map(request).collect();
+        renew_some(&members, &ttls, &requests);
     }
     report
 }

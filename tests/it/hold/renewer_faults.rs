@@ -1,7 +1,10 @@
 //! One thread renews all locks of a manager, so a fault of one lock must not affect the others.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -80,6 +83,50 @@ fn failed_renewal_batch_does_not_affect_the_next_ones() {
             guard.remaining() <= *before
         });
         waiting.is_empty()
+    });
+}
+
+/// Goal: many members of one group are renewed in one exchange. Method: replies to renewals are
+/// held back, first until all members are due, and then until there is a request for each of them.
+///
+/// Fault: F66
+#[test]
+fn thousand_permits_are_renewed_in_one_exchange() {
+    const PERMITS: usize = 1_000;
+    let ttl = 30 * SECOND;
+    let (_server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let permits = mgr.semaphore("s", PERMITS as u32).unwrap();
+    let guards = (0..PERMITS).map(|_| permits.acquire_with(1, &with_ttl(ttl)).unwrap());
+    let guards: Vec<_> = guards.map(LockGuard::from).collect();
+    // The first renewal sends the script.
+    guards[0].renew().unwrap();
+    // The requests of the exchange that is held back, and those after it.
+    let renewed = Arc::new([const { AtomicUsize::new(0) }; 2]);
+    let (counts, part) = (renewed.clone(), Arc::new(AtomicUsize::new(0)));
+    let current = part.clone();
+    let counted = move |words: &[Vec<u8>]| {
+        let members = words.iter().filter(|word| **word == b"lock:s").count();
+        counts[current.load(Ordering::Acquire)].fetch_add(members, Ordering::AcqRel);
+        false
+    };
+    proxy.on_request(counted, Fault::DropReply);
+    let held_back = proxy.on_request(contains("lock:s"), Fault::HoldReply);
+    held_back.wait_fired();
+    eventually("all others are due", TEST_TIMEOUT, || {
+        guards.iter().all(|guard| guard.remaining() < ttl * 5 / 8)
+    });
+    let before: Vec<_> = guards.iter().map(LockGuard::remaining).collect();
+    part.store(1, Ordering::Release);
+    let next = proxy.on_request(contains("lock:s"), Fault::HoldReply);
+    held_back.release();
+    next.wait_fired();
+    eventually("one exchange has all others", TEST_TIMEOUT, || {
+        renewed.iter().map(|count| count.load(Ordering::Acquire)).sum::<usize>() == PERMITS
+    });
+    assert!(renewed[1].load(Ordering::Acquire) > PERMITS / 2, "{renewed:?}");
+    next.release();
+    eventually("each is renewed", TEST_TIMEOUT, || {
+        guards.iter().zip(&before).all(|(guard, before)| guard.remaining() > *before)
     });
 }
 
