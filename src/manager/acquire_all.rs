@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::{HeldLock, Manager, acquire::Acquired};
 use crate::{
     config::LockOptions,
-    core::{cancel::CancelToken, claim::Claim, id::generate_lock_id, key::LockKey, kind::LockKind},
+    core::{
+        cancel::CancelToken, claim::Claim, id::generate_lock_ids, key::LockKey, kind::LockKind,
+    },
     error::{LockError, Result},
     observe::WaitSpan,
     sys::clock,
@@ -35,8 +37,9 @@ impl Manager {
     fn acquire_keys(&self, keys: Vec<LockKey>, options: &LockOptions) -> Result<Vec<HeldLock>> {
         let params = self.config.resolve(options)?;
         let (observer, ttl, kind) = (&self.observer, params.ttl, LockKind::Mutex);
-        let claim = |key| Claim { key, id: generate_lock_id(), ttl, kind, token: 0 };
-        let claims: Vec<Claim> = keys.into_iter().map(claim).collect();
+        let ids = generate_lock_ids(keys.len());
+        let claim = |(key, id)| Claim { key, id, ttl, kind, token: 0 };
+        let claims: Vec<Claim> = keys.into_iter().zip(ids).map(claim).collect();
         claims.iter().for_each(|claim| self.complete_releases(&claim.key));
         let begin = |Claim { key, id, .. }: &Claim| {
             observer.attempted(key.name(), id, params.wait);

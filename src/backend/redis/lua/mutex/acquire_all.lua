@@ -27,9 +27,10 @@ if redis.call('EXISTS', unpack(KEYS, 1, #KEYS - 1)) == 0 then
   local fence = redis.call('GET', KEYS[#KEYS])
   if not fence or fence < now then
     -- The tokens come first, as in acquire_all_contended.lua.
-    local token_ttl = ARGV[5]
-    for i = 1, count do redis.call('SET', KEYS[3 * i], now, 'PX', token_ttl) end
-    for i = 1, count do redis.call('SET', KEYS[3 * i - 2], ARGV[5 + i], 'PX', ttl) end
+    -- Each use of a global costs time, and there are many locks.
+    local call, keys, ids, token_ttl = redis.call, KEYS, ARGV, ARGV[5]
+    for i = 1, count do call('SET', keys[3 * i], now, 'PX', token_ttl) end
+    for i = 1, count do call('SET', keys[3 * i - 2], ids[5 + i], 'PX', ttl) end
     return nonce .. ' held ' .. now .. string.rep(' ' .. now, count)
   end
 end
