@@ -222,11 +222,11 @@ pub(crate) fn members_renew(scale: Scale) -> Result<Vec<Figure>> {
         let (before, renewed) = (server.calls("evalsha"), mgr.metrics().renewals());
         pause(time);
         let (after, renewed_after) = (server.calls("evalsha"), mgr.metrics().renewals());
-        let exchanges = (after - before).max(1) as f64;
+        let requests = (after - before).max(1) as f64;
         let lost = guards.iter().filter(|guard| !guard.is_held()).count();
         figures.push(Figure::new(
-            format!("renewals in one exchange, {count} {kind} of one name"),
-            number((renewed_after - renewed) as f64 / exchanges),
+            format!("renewals in one request, {count} {kind} of one name"),
+            number((renewed_after - renewed) as f64 / requests),
         ));
         figures.push(Figure::new("  lost", number(lost as f64)).at_most(0.0));
     }
