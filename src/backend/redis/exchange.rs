@@ -68,31 +68,32 @@ pub(crate) fn exchange_within<C: Request>(
     })
 }
 
-/// Sends several requests in one write, and then reads their replies. They may be carried out
-/// twice. Returns fewer results than there are requests if the connection breaks.
+/// Sends several requests in one write, and then reads their replies. Sends those again, one after
+/// the other, whose script the server does not know. Returns fewer results than there are requests
+/// if the connection breaks.
 pub(crate) fn exchange_all<C: Request>(
     node: &Arc<RedisNode>,
     connection: &mut Connection,
     requests: &[C],
     limits: &mut ExchangeLimits<'_>,
 ) -> Vec<Result<Exchange<C::Reply>, NodeError>> {
-    let Some((first, rest)) = requests.split_first() else { return Vec::new() };
-    if requests.iter().all(|request| node.knows_script(request)) {
-        if let Err(failure) = connect_within(node, connection, limits) {
-            return vec![Err(failure)];
-        }
-        let results = exchange_in_one_write(node, connection, requests, limits);
-        let is_unknown = |result: &Result<_, NodeError>| {
-            result.as_ref().is_err_and(NodeError::is_unknown_script)
-        };
-        if !results.iter().any(is_unknown) {
-            return results;
-        }
-        // The server has lost its scripts, for example by a restart.
-    }
     // The first reply ensures that the server has the script.
-    let mut results = vec![exchange_within(node, connection, first, limits)];
-    results.extend(exchange_in_one_write(node, connection, rest, limits));
+    let is_known = requests.iter().all(|request| node.knows_script(request));
+    let (first, rest) = requests.split_at(usize::from(!is_known));
+    let first = first.iter().map(|request| exchange_within(node, connection, request, limits));
+    let mut results: Vec<_> = first.collect();
+    if !rest.is_empty() {
+        match connect_within(node, connection, limits) {
+            Ok(()) => results.extend(exchange_in_one_write(node, connection, rest, limits)),
+            Err(failure) => results.push(Err(failure)),
+        }
+    }
+    for (request, result) in requests.iter().zip(&mut results) {
+        // The server has lost its scripts, for example by a restart.
+        if result.as_ref().is_err_and(NodeError::is_unknown_script) {
+            *result = exchange_within(node, connection, request, limits);
+        }
+    }
     results
 }
 
