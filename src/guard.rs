@@ -320,6 +320,18 @@ impl LockGuard {
             .ok_or(LockError::Shutdown)?
     }
 
+    /// Releases the locks of several guards of one manager, the last one first. Returns the first
+    /// outcome that is not [`Released::Released`].
+    pub(crate) fn release_all(mut guards: Vec<LockGuard>) -> Result<Released> {
+        let parts: Option<Vec<_>> = guards.iter_mut().map(LockGuard::take_parts).collect();
+        let (held, mut managers): (_, Vec<_>) = parts.ok_or(LockError::Forked)?.into_iter().unzip();
+        // Only the last one may be the last guard of the manager.
+        let Some(manager) = managers.pop() else { return Ok(Released::Released) };
+        drop(managers);
+        release_and_maybe_shut_down(manager, |inner, timeout| inner.release_all(held, timeout))
+            .ok_or(LockError::Shutdown)?
+    }
+
     /// Turns a write lock into a read lock.
     pub(crate) fn downgrade(mut self) -> Result<LockGuard> {
         self.ensure_held()?;

@@ -9,6 +9,7 @@ mod downgrade;
 mod handle;
 mod handover;
 mod release;
+mod release_all;
 mod renew;
 mod wait_limit;
 

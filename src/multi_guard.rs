@@ -113,9 +113,9 @@ impl MultiGuard {
     }
 
     /// Releases all locks. Returns [`Released::Released`] if all were held until now, and otherwise
-    /// the outcome of one that was not. Blocks for one round trip for each lock. If the server does
-    /// not reply, blocks for one [operation timeout](crate::Config::operation_timeout), and the
-    /// other locks are released in the background.
+    /// the outcome of one that was not. Blocks for one round trip if there is one server, and
+    /// otherwise for that of each lock. If the server does not reply, blocks for one [operation
+    /// timeout](crate::Config::operation_timeout), and the locks are released in the background.
     ///
     /// # Errors
     ///
@@ -130,18 +130,7 @@ impl MultiGuard {
     }
 
     fn end(&mut self) -> Result<Released> {
-        let mut outcome = Ok(Released::Released);
-        while let Some(guard) = self.guards.pop() {
-            if outcome.as_ref().is_err_and(LockError::is_unavailable) {
-                guard.release_later();
-                continue;
-            }
-            let released = guard.release();
-            if matches!(outcome, Ok(Released::Released)) {
-                outcome = released;
-            }
-        }
-        outcome
+        LockGuard::release_all(std::mem::take(&mut self.guards))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// All of ten locks at once, beside one lock. The releases are not measured.
+/// All of ten locks at once, beside one lock: the lock alone, and with the release.
 pub(crate) fn several(scale: Scale) -> Result<Vec<Figure>> {
     let server = RedisServer::start();
     let mgr = RedisMgr::new(Config::new(server.url()).ttl(TTL))?;
@@ -30,6 +30,7 @@ pub(crate) fn several(scale: Scale) -> Result<Vec<Figure>> {
         ("server on the same core", Placement::same_core(&[server.pid()])?),
     ] {
         let (mut one, mut all, mut ratios) = (Times::new(), Times::new(), Vec::new());
+        let (mut one_released, mut all_released) = (Times::new(), Times::new());
         for _ in 0..scale.pick(200, 1) {
             let (mut ones, mut alls) = (Vec::new(), Vec::new());
             for _ in 0..BLOCK {
@@ -37,12 +38,14 @@ pub(crate) fn several(scale: Scale) -> Result<Vec<Figure>> {
                 let guard = mgr.try_lock("one")?;
                 let took = now() - started;
                 drop(guard);
+                one_released.add(now() - started);
                 one.add(took);
                 ones.push(took.as_secs_f64());
                 let started = now();
                 let guards: MultiGuard = mgr.try_lock_all(&names)?;
                 let took = now() - started;
                 drop(guards);
+                all_released.add(now() - started);
                 all.add(took);
                 alls.push(took.as_secs_f64());
             }
@@ -56,6 +59,9 @@ pub(crate) fn several(scale: Scale) -> Result<Vec<Figure>> {
         );
         let ratio = Figure::new("  median ratio of adjacent blocks", number(median(ratios)));
         figures.push(ratio);
+        let label = format!("try_lock_all and release of 10 names, {place}, p50");
+        let (all, one) = (micros(all_released.p50()), micros(one_released.p50()));
+        figures.push(Figure::new(label, all).compare(one, "try_lock and release of one"));
     }
     Ok(figures)
 }

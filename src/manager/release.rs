@@ -1,6 +1,6 @@
 //! How locks are released: by their holders, by other clients, and after an abandoned acquisition.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{HeldLock, Manager};
 use crate::{
@@ -13,17 +13,34 @@ use crate::{
     },
     error::{Action, LockError, Result},
     lock_info::Released,
-    observe::event::ReleasedEvent,
+    observe::{HoldSpan, event::ReleasedEvent},
     renew::report_loss,
     sys::clock::{self, Moment},
 };
+
+/// A lock whose lease has ended, and that the servers still keep.
+pub(super) struct EndedLock {
+    pub(super) lease: Arc<Lease>,
+    span: HoldSpan,
+    pub(super) was_held: bool,
+    held_for: Duration,
+}
 
 impl Manager {
     /// Ends the lease, then its renewal, then releases the lock on the server. In this order, a
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
-        let Some(held) = self.hand_over(held) else { return Ok(Released::Released) };
+        let Some(ended) = self.end(held)? else { return Ok(Released::Released) };
+        let outcome = self.release_lease(&ended.lease, ended.was_held, timeout);
+        self.report_ended(ended, &outcome);
+        outcome
+    }
+
+    /// Ends the lease, then its renewal. Returns `None` if another thread of the process has the
+    /// lock now.
+    pub(super) fn end(&self, held: HeldLock) -> Result<Option<EndedLock>> {
+        let Some(held) = self.hand_over(held) else { return Ok(None) };
         let HeldLock { lease, registration, span, .. } = held;
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
@@ -34,10 +51,13 @@ impl Manager {
             return Err(LockError::Shutdown);
         }
         let held_for = lease.held_for(clock::now());
-        let outcome = self.release_lease(&lease, was_held, timeout);
-        let was_lost = !was_held || self.report_release(&lease, held_for, &outcome);
+        Ok(Some(EndedLock { lease, span, was_held, held_for }))
+    }
+
+    pub(super) fn report_ended(&self, ended: EndedLock, outcome: &Result<Released>) {
+        let EndedLock { lease, span, was_held, held_for } = ended;
+        let was_lost = !was_held || self.report_release(&lease, held_for, outcome);
         span.end(if was_lost { "lost" } else { "released" });
-        outcome
     }
 
     /// Reports the end of a lease that was valid until its release. Returns whether the outcome
@@ -140,18 +160,25 @@ impl Manager {
     ) -> Result<Released> {
         let deadline = clock::now().saturating_add(timeout);
         let result = self.observer.shield(|| {
-            let ReleaseReport { result, residues } =
-                self.backend.release_lease(lease, was_held, deadline);
-            for residue in residues {
-                // After a shutdown nothing runs in the background, and the lock is left to expire.
-                let _ = self.cleaner.clean_up(&lease.claim, residue);
-            }
-            result
+            let report = self.backend.release_lease(lease, was_held, deadline);
+            self.clean_up_after_release(lease, report)
         });
         result.map_err(|error| self.release_error(error, &lease.claim.key))
     }
 
-    fn release_error(&self, error: BackendError, key: &LockKey) -> LockError {
+    pub(super) fn clean_up_after_release(
+        &self,
+        lease: &Lease,
+        ReleaseReport { result, residues }: ReleaseReport,
+    ) -> Result<Released, BackendError> {
+        for residue in residues {
+            // After a shutdown nothing runs in the background, and the lock is left to expire.
+            let _ = self.cleaner.clean_up(&lease.claim, residue);
+        }
+        result
+    }
+
+    pub(super) fn release_error(&self, error: BackendError, key: &LockKey) -> LockError {
         self.backend.lock_error(error, Action::Release, Some(key.name()))
     }
 

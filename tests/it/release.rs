@@ -4,6 +4,7 @@
 mod background;
 mod by_id;
 mod forced;
+mod several;
 
 use std::{panic, thread};
 

@@ -126,6 +126,10 @@ impl Backend for MemoryBackend {
         })
     }
 
+    fn releases_together(&self) -> bool {
+        true
+    }
+
     fn release_id(
         &self,
         key: &LockKey,

@@ -1,15 +1,16 @@
 //! `RedisBackend`: one server, which decides alone.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{io, mem, sync::Arc, time::Duration};
 
 use super::{
-    Connection, ConnectionPool, Endpoint, NodeConnections, NodeError, NodeErrorKind,
-    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas, Request, Urgency,
+    Connection, ConnectionPool, Endpoint, ExchangeLimits, NodeConnections, NodeError,
+    NodeErrorKind, PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas,
+    Request, Urgency,
     acquire_all::acquire_all_on_one_server,
     acquisition::{PLACE, PooledServer, ask_for_lock},
     adopt::adopt_on_one_server,
     cleanup::RedisCleaner,
-    exchange,
+    exchange, exchange_all,
     group_requests::{add_members, downgrade_on_one_server, release_any_kind},
     inspect::{
         OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
@@ -17,9 +18,12 @@ use super::{
     },
     list_requests::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
-    release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts, release_on_one_server},
+    release::{
+        FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts, release_all_on_one_server,
+        release_on_one_server,
+    },
     renewals::RedisRenewals,
-    requests_and_replies::{Inspect, Ping},
+    requests_and_replies::{Inspect, Ping, ReleaseOrKeep},
     yielding::Yielding,
 };
 use crate::{
@@ -170,6 +174,29 @@ impl Backend for RedisBackend {
                 |connections: &mut NodeConnections| self.send(release, connections, deadline);
             self.pool.with_connections(deadline, send).unwrap_or_else(no_turn)
         })
+    }
+
+    fn releases_together(&self) -> bool {
+        true
+    }
+
+    fn release_leases(&self, leases: &[(&Lease, bool)], deadline: Moment) -> Vec<ReleaseReport> {
+        let ask_all = |requests: &[ReleaseOrKeep<'_>], until| {
+            let check = &mut |_| Some(Moment::NEVER);
+            let mut limits = ExchangeLimits { deadline: until, connect_by: until, check };
+            let ask = |connections: &mut NodeConnections| {
+                exchange_all(&self.node, connections.only(), requests, &mut limits)
+            };
+            self.pool.with_connections(until, ask).unwrap_or_default()
+        };
+        let ask_one = |request: &ReleaseOrKeep<'_>, until| {
+            let ask = |connections: &mut NodeConnections| {
+                exchange(&self.node, connections.only(), request, until)
+            };
+            let no_time = || Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
+            self.pool.with_connections(until, ask).unwrap_or_else(no_time)
+        };
+        release_all_on_one_server(leases, self.yielding.as_ref(), deadline, ask_all, ask_one)
     }
 
     fn release_id(

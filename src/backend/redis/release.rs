@@ -37,17 +37,49 @@ pub(crate) fn release_on_one_server(
     deadline: Moment,
     attempt: impl FnMut(&mut ReleaseAttempts<'_>) -> Result<Released, NodeError>,
 ) -> ReleaseReport {
-    let (claim, node) = (&lease.claim, NodeSet::single(0));
-    let left_free_for = yielding
-        .map_or(Duration::ZERO, |yielding| yielding.on_release(claim.key.lock_key(), clock::now()));
-    let id = claim.id.as_str().as_bytes();
-    let result = ReleaseAttempts::new(&claim.key, id, &lease.queue_entry, was_held)
-        .of_kind(claim.kind)
-        .with_token(lease.token)
-        .keeping(&lease.residue(node))
-        .leaving_free(left_free_for)
-        .through_failover(deadline, attempt);
+    let release = ReleaseAttempts::of_lease(lease, was_held, yielding);
+    report(lease, release.through_failover(deadline, attempt))
+}
+
+/// Does the same for several leases. `ask_all` sends all their requests in one exchange by its
+/// deadline, and `ask_one` sends one again whose reply was lost.
+pub(crate) fn release_all_on_one_server(
+    leases: &[(&Lease, bool)],
+    yielding: Option<&Yielding>,
+    deadline: Moment,
+    ask_all: impl FnOnce(&[ReleaseOrKeep<'_>], Moment) -> Vec<ReleaseResult>,
+    mut ask_one: impl FnMut(&ReleaseOrKeep<'_>, Moment) -> ReleaseResult,
+) -> Vec<ReleaseReport> {
+    let release = |(lease, was_held)| ReleaseAttempts::of_lease(lease, was_held, yielding);
+    let releases: Vec<_> = leases.iter().copied().map(release).collect();
+    let requests: Vec<_> = releases.iter().map(|release| release.request).collect();
+    let mut results = ask_all(&requests, halfway_to(deadline));
+    if let Some(Err(failure)) = results.last() {
+        // The requests without a result share the fate of the last one that has a result.
+        let failure = failure.clone();
+        results.resize_with(leases.len(), || Err(failure.clone()));
+    }
+    let mut results = results.into_iter();
+    let conclude = |((lease, _), release): (&(&Lease, bool), ReleaseAttempts<'_>)| {
+        let mut first = results.next();
+        let result = release.through_failover(deadline, |release| {
+            release.send(deadline, |request, until| {
+                first.take().unwrap_or_else(|| ask_one(request, until))
+            })
+        });
+        report(lease, result)
+    };
+    leases.iter().zip(releases).map(conclude).collect()
+}
+
+/// Half of the time is for a first request, so that a second has the other half.
+fn halfway_to(deadline: Moment) -> Moment {
     let now = clock::now();
+    now.saturating_add(deadline.duration_since(now) / 2)
+}
+
+fn report(lease: &Lease, result: Result<Released, NodeError>) -> ReleaseReport {
+    let (node, now) = (NodeSet::single(0), clock::now());
     let mut residues = Vec::new();
     if result.is_err() {
         residues.push(Residue { in_flight_until: now, ..lease.residue(node) });
@@ -83,6 +115,21 @@ impl<'a> ReleaseAttempts<'a> {
         let release = OfKind { kind: LockKind::Mutex, request };
         let request = ReleaseOrKeep { release, keep_ms: 0 };
         ReleaseAttempts { request, was_held, maybe_applied: false }
+    }
+
+    fn of_lease(
+        lease: &'a Lease,
+        was_held: bool,
+        yielding: Option<&Yielding>,
+    ) -> ReleaseAttempts<'a> {
+        let claim = &lease.claim;
+        let pause = |yielding: &Yielding| yielding.on_release(claim.key.lock_key(), clock::now());
+        let id = claim.id.as_str().as_bytes();
+        ReleaseAttempts::new(&claim.key, id, &lease.queue_entry, was_held)
+            .of_kind(claim.kind)
+            .with_token(lease.token)
+            .keeping(&lease.residue(NodeSet::single(0)))
+            .leaving_free(yielding.map_or(Duration::ZERO, pause))
     }
 
     /// The release of a residue, by its claim.
@@ -146,8 +193,7 @@ impl<'a> ReleaseAttempts<'a> {
         result
     }
 
-    /// Sends the release by `ask`, and once more if its reply is lost. The first request gets half
-    /// of the time, so that the second has the other half.
+    /// Sends the release by `ask`, and once more if its reply is lost.
     ///
     /// If the server replies to a later request that the lock is free, it has applied an earlier
     /// one. If we held the lock until this release, the reply that another client holds the lock
@@ -157,9 +203,7 @@ impl<'a> ReleaseAttempts<'a> {
         until: Moment,
         mut ask: impl FnMut(&ReleaseOrKeep<'a>, Moment) -> ReleaseResult,
     ) -> Result<Released, NodeError> {
-        let now = clock::now();
-        let halfway = now.saturating_add(until.duration_since(now) / 2);
-        let reply = match self.send_once(halfway, &mut ask) {
+        let reply = match self.send_once(halfway_to(until), &mut ask) {
             // A new connection may lead to the new master.
             Err(failure) if failure.is_transient() || failure.is_not_master() => {
                 self.send_once(until, &mut ask)

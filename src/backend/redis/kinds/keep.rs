@@ -18,6 +18,7 @@ use crate::{
 pub(crate) static KEEP: Script = script!(1024, "shared.lua", "keep.lua", "report.lua");
 
 /// A release that keeps the lock taken for `keep_ms`, or frees it if that is zero.
+#[derive(Clone, Copy)]
 pub(crate) struct ReleaseOrKeep<'a> {
     pub(crate) release: OfKind<Release<'a>>,
     pub(crate) keep_ms: u64,

@@ -21,6 +21,7 @@ use super::{
 use crate::core::kind::LockKind;
 
 /// A request about a lock of this kind.
+#[derive(Clone, Copy)]
 pub(crate) struct OfKind<R> {
     pub(crate) kind: LockKind,
     pub(crate) request: R,

@@ -180,6 +180,7 @@ impl Request for Acquire<'_> {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Release<'a> {
     pub(crate) key: &'a LockKey,
     /// Bytes, because a forced release names a foreign holder, whose id may be any bytes.
