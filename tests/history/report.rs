@@ -126,7 +126,7 @@ mod tests {
     }
 
     const GOOD: &str = "\
-        0 0 1 terms 1 100 10 0\n\
+        0 0 1 terms 1 100 10 10\n\
         2 0 1 fault 9 1 cut-clients 0\n\
         3 0 1 over 9\n\
         24 0@1 1 seen 22 9:a\n\
