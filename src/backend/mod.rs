@@ -91,12 +91,8 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// `was_held` says whether the lease was valid until now.
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport;
 
-    /// Whether [`release_leases`](Self::release_leases) takes about as long as one release.
-    fn releases_together(&self) -> bool {
-        false
-    }
-
-    /// Does the same for several leases, all by `deadline`. Returns the reports in their order.
+    /// Does the same for several leases by `deadline`, in one exchange if this backend can, and
+    /// otherwise one after the other. Returns the reports in their order.
     fn release_leases(&self, leases: &[(&Lease, bool)], deadline: Moment) -> Vec<ReleaseReport> {
         let release = |(lease, was_held)| self.release_lease(lease, was_held, deadline);
         leases.iter().copied().map(release).collect()

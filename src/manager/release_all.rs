@@ -3,36 +3,13 @@
 use std::time::Duration;
 
 use super::{HeldLock, Manager};
-use crate::{
-    core::lease::Lease,
-    error::{LockError, Result},
-    lock_info::Released,
-    sys::clock,
-};
+use crate::{core::lease::Lease, error::Result, lock_info::Released, sys::clock};
 
 impl Manager {
-    /// Releases several locks, the last one first: together if the backend can, and otherwise one
-    /// after the other, each within `timeout`. Returns the first outcome that is not
-    /// [`Released::Released`].
+    /// Releases several locks, the last one first, all within `timeout`. Their leases end before
+    /// the first release is sent. Returns the first outcome that is not [`Released::Released`].
     pub(crate) fn release_all(&self, held: Vec<HeldLock>, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
-        if self.backend.releases_together() {
-            return self.release_together(held, timeout);
-        }
-        let mut outcome = Ok(Released::Released);
-        for held in held.into_iter().rev() {
-            if outcome.as_ref().is_err_and(LockError::is_unavailable) {
-                // What cannot be released now is released in the background.
-                let _ = self.release_later(held, timeout);
-                continue;
-            }
-            let released = self.release(held, timeout);
-            keep_first(&mut outcome, released);
-        }
-        outcome
-    }
-
-    fn release_together(&self, held: Vec<HeldLock>, timeout: Duration) -> Result<Released> {
         let mut outcome = Ok(Released::Released);
         let mut all_ended = Vec::with_capacity(held.len());
         for held in held.into_iter().rev() {

@@ -126,10 +126,6 @@ impl Backend for MemoryBackend {
         })
     }
 
-    fn releases_together(&self) -> bool {
-        true
-    }
-
     fn release_id(
         &self,
         key: &LockKey,

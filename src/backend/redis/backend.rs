@@ -176,10 +176,6 @@ impl Backend for RedisBackend {
         })
     }
 
-    fn releases_together(&self) -> bool {
-        true
-    }
-
     fn release_leases(&self, leases: &[(&Lease, bool)], deadline: Moment) -> Vec<ReleaseReport> {
         let ask_all = |requests: &[ReleaseOrKeep<'_>], until| {
             let check = &mut |_| Some(Moment::NEVER);
