@@ -37,7 +37,7 @@ use crate::{
     },
     error::{Action, LockError},
     lock_info::{LockInfo, Released},
-    sys::clock::Moment,
+    sys::clock::{self, Moment},
 };
 
 /// Where locks are kept. Every call ends by its deadline, with yes, no, or unknown.
@@ -91,11 +91,18 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// `was_held` says whether the lease was valid until now.
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport;
 
-    /// Does the same for several leases by `deadline`, in one exchange if this backend can, and
-    /// otherwise one after the other. Returns the reports in their order.
-    fn release_leases(&self, leases: &[(&Lease, bool)], deadline: Moment) -> Vec<ReleaseReport> {
-        let release = |(lease, was_held)| self.release_lease(lease, was_held, deadline);
-        leases.iter().copied().map(release).collect()
+    /// Does the same for several leases: in one exchange within `timeout` if this backend can, and
+    /// otherwise one after the other, each within `timeout`, until one fails. Returns the reports
+    /// in their order.
+    fn release_leases(&self, leases: &[(&Lease, bool)], timeout: Duration) -> Vec<ReleaseReport> {
+        let mut timeout = timeout;
+        let release = |&(lease, was_held): &(&Lease, bool)| {
+            let report = self.release_lease(lease, was_held, clock::now().saturating_add(timeout));
+            // After a failure there is no time for the others any more.
+            timeout = if report.result.is_ok() { timeout } else { Duration::ZERO };
+            report
+        };
+        leases.iter().map(release).collect()
     }
 
     /// Releases a lock if its holder has this id. `was_held` says whether it had when it was last

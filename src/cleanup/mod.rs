@@ -76,7 +76,7 @@ impl Cleaner {
 
     /// Schedules the clean-up of what a lease that has ended may have left.
     pub(crate) fn clean_up_lease(&self, lease: &Lease) -> Result<(), Residue> {
-        self.clean_up(&lease.current_claim(), self.backend.lease_residue(lease))
+        self.clean_up(&lease.longest_claim(), self.backend.lease_residue(lease))
     }
 
     /// Releases the lock of a lease that has ended. Returns the residue if the manager has been
@@ -128,7 +128,7 @@ impl Cleaner {
         // Skip locks whose holders are releasing them at this moment.
         let held = leases.iter().filter(|lease| lease.ended() != Some(LeaseEnd::Released));
         let held =
-            held.map(|l| Cleanup::new(l.current_claim(), self.backend.lease_residue(l), now));
+            held.map(|l| Cleanup::new(l.longest_claim(), self.backend.lease_residue(l), now));
         let held: Vec<_> = held.collect();
         let mut state = self.shared.state.lock();
         state.shutdown_deadline = Some(deadline);

@@ -89,7 +89,7 @@ impl CleanupQueue {
 
     /// Adds the release of a lease whose holder does not wait.
     pub(super) fn add_release(&mut self, lease: &Arc<Lease>, residue: Residue, now: Moment) {
-        self.add_twice(lease.current_claim(), residue, now, Some(lease));
+        self.add_twice(lease.longest_claim(), residue, now, Some(lease));
     }
 
     fn add_twice(
@@ -111,7 +111,7 @@ impl CleanupQueue {
     /// Adds what may be left of this lease at `at`, to be cleaned up then unless the lease is
     /// valid.
     pub(super) fn add_unless_held(&mut self, lease: &Arc<Lease>, residue: Residue, at: Moment) {
-        let cleanup = Cleanup::new(lease.current_claim(), residue, at);
+        let cleanup = Cleanup::new(lease.longest_claim(), residue, at);
         self.add(Cleanup { unless_held: Some(lease.clone()), ..cleanup }, at);
     }
 
@@ -174,8 +174,8 @@ impl CleanupQueue {
     /// Puts an entry back that has failed once more than `failures` times. Waiters wait for what it
     /// releases, so it is tried as often as they ask.
     pub(super) fn retry_later(&mut self, cleanup: Cleanup, failures: u32, now: Moment) {
-        let jitter_seed = now.as_nanos() ^ self.last_number;
-        let pause = retry_backoff(failures, RETRY_PAUSE_MAX, jitter_seed);
+        // What has failed together is tried again together, in one exchange.
+        let pause = retry_backoff(failures, RETRY_PAUSE_MAX, now.as_nanos());
         self.insert(cleanup, now.saturating_add(pause), failures.saturating_add(1));
     }
 

@@ -39,6 +39,8 @@ pub(crate) struct Lease {
     pub(crate) keep_until: Moment,
     /// Ttl of the renewals, in nanoseconds.
     ttl: AtomicU64,
+    /// The longest ttl that a request for this lock has had, in nanoseconds.
+    longest_ttl: AtomicU64,
     time: TimeSource,
     held_since: Moment,
     /// Time at which the lease was lost. Zero until the loss has been reported.
@@ -75,14 +77,15 @@ struct LossChannel {
 impl Lease {
     pub(crate) fn new(mut claim: Claim, grant: Grant, held_since: Moment) -> Lease {
         claim.token = grant.token.0;
-        let ttl = AtomicU64::new(nanos(claim.ttl));
+        let ttl = nanos(claim.ttl);
         Lease {
             claim,
             token: grant.token,
             in_flight: grant.in_flight,
             is_released_in_background: false,
             keep_until: Moment::default(),
-            ttl,
+            ttl: AtomicU64::new(ttl),
+            longest_ttl: AtomicU64::new(ttl),
             time: TimeSource::current(),
             held_since,
             lost_at: AtomicU64::new(0),
@@ -102,6 +105,7 @@ impl Lease {
         let mut lease = Lease::new(self.claim.clone(), grant, now);
         lease.is_released_in_background = release_in_background;
         lease.deadline = AtomicU64::new(self.deadline().as_nanos());
+        lease.set_ttl(self.longest_ttl());
         lease.set_ttl(self.ttl());
         lease
     }
@@ -136,12 +140,22 @@ impl Lease {
     /// Sets the ttl of later renewals. A renewal must follow: until one is confirmed, the server
     /// keeps the lock for the former ttl.
     pub(crate) fn set_ttl(&self, ttl: Duration) {
+        self.longest_ttl.fetch_max(nanos(ttl), Ordering::AcqRel);
         self.ttl.store(nanos(ttl), Ordering::Release);
     }
 
-    /// The claim, with the time for which the server keeps the lock now.
-    pub(crate) fn current_claim(&self) -> Claim {
-        Claim { ttl: self.ttl().max(self.claim.ttl), ..self.claim.clone() }
+    fn longest_ttl(&self) -> Duration {
+        Duration::from_nanos(self.longest_ttl.load(Ordering::Acquire))
+    }
+
+    /// Whether the server may keep the lock for longer than the next renewal asks for.
+    pub(crate) fn may_be_kept_longer(&self) -> bool {
+        self.ttl() != self.claim.ttl || self.longest_ttl() != self.claim.ttl
+    }
+
+    /// The claim, with the longest time for which the server may keep the lock.
+    pub(crate) fn longest_claim(&self) -> Claim {
+        Claim { ttl: self.longest_ttl(), ..self.claim.clone() }
     }
 
     /// Whether the lease is valid at `now`. The first call that returns false ends the lease.

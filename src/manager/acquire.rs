@@ -69,7 +69,7 @@ impl Manager {
         let ttl = params.ttl.max(params.hold_at_least);
         let (key, id) = (self.key(name)?, generate_lock_id());
         let claim = Claim { key, id, ttl, kind, token: 0 };
-        self.complete_releases(&claim.key);
+        self.complete_releases([&claim.key]);
         let observer = &self.observer;
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);

@@ -40,7 +40,7 @@ impl Manager {
         let ids = generate_lock_ids(keys.len());
         let claim = |(key, id)| Claim { key, id, ttl, kind, token: 0 };
         let claims: Vec<Claim> = keys.into_iter().zip(ids).map(claim).collect();
-        claims.iter().for_each(|claim| self.complete_releases(&claim.key));
+        self.complete_releases(claims.iter().map(|claim| &claim.key));
         let begin = |Claim { key, id, .. }: &Claim| {
             observer.attempted(key.name(), id, params.wait);
             WaitSpan::begin(key.name(), id)

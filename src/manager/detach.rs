@@ -91,6 +91,7 @@ impl Manager {
             }
             None => {
                 let _ = self.release_lease(&lease, true, self.time_left());
+                observer.not_acquired(name, &lease.claim.id, waited(), &LockError::Shutdown);
                 Err(LockError::Shutdown)
             }
         }

@@ -34,7 +34,11 @@ impl Manager {
                 Some(LeaseEnd::Lost(why)) => why,
                 Some(LeaseEnd::Released) | None => LockLost::Expired,
             };
-            self.abandon(&lease.claim, self.backend.lease_residue(&lease), self.time_left());
+            self.abandon(
+                &lease.longest_claim(),
+                self.backend.lease_residue(&lease),
+                self.time_left(),
+            );
             span.end("lost");
             return Err(lost(why));
         }
@@ -51,7 +55,8 @@ impl Manager {
             }
             Err(error) => {
                 // The request may have been carried out.
-                self.abandon(&claim, self.backend.lease_residue(&lease), self.time_left());
+                let longest = Claim { kind, ..lease.longest_claim() };
+                self.abandon(&longest, self.backend.lease_residue(&lease), self.time_left());
                 let held = lease.held_for(clock::now());
                 let (lock, id, token) = (name, &claim.id, lease.token);
                 let event = ReleasedEvent { lock, id, token, held, confirmed: false };

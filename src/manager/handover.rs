@@ -7,7 +7,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{HeldLock, Manager};
+use super::{
+    HeldLock, Manager,
+    release::{EndedLock, KeptBy},
+};
 use crate::{
     backend::Inspection,
     config::LockParams,
@@ -20,7 +23,6 @@ use crate::{
     },
     error::{Action, LockError, Result},
     local::{LocalHold, Representative, Terms, Turn, Wanted},
-    lock_info::Released,
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::{Registration, RenewalPlan},
     sys::clock::{self, Moment},
@@ -119,16 +121,16 @@ impl Manager {
         HeldLock { lease, registration, span, plan, local: Some(hold) }
     }
 
-    /// Hands the lock over to the thread of this process that has waited longest. Returns the lock
-    /// if it must be released at the server.
-    pub(super) fn hand_over(&self, mut held: HeldLock) -> Option<HeldLock> {
-        let Some(hold) = held.local.take() else { return Some(held) };
+    /// Hands the lock over to the thread of this process that has waited longest. Fails with the
+    /// lock if it must be released at the server.
+    pub(super) fn hand_over(&self, mut held: HeldLock) -> Result<EndedLock, HeldLock> {
+        let Some(hold) = held.local.take() else { return Err(held) };
         let lease = &held.lease;
         // A release that removes a queue entry does not report the last token.
         let can_pass = !self.is_closed() && lease.queue_entry.is_empty();
         let is_local = can_pass && lease.is_held(clock::now());
         let terms = Terms { ttl: lease.ttl(), renew: held.plan.renew, is_local };
-        let Some(passing) = hold.pass(terms) else { return Some(held) };
+        let Some(passing) = hold.pass(terms) else { return Err(held) };
         let (wanted, now) = (passing.wanted(), clock::now());
         let hold_until = wanted.max_hold.map_or(Moment::NEVER, |limit| now.saturating_add(limit));
         let mut next = None;
@@ -140,15 +142,13 @@ impl Manager {
         let Some(next) = next.filter(|_| is_registered && lease.end(LeaseEnd::Released)) else {
             // The chosen thread asks the server instead.
             drop(passing);
-            return Some(held);
+            return Err(held);
         };
         let HeldLock { lease, registration, span, plan, .. } = held;
         let plan = RenewalPlan { hold_until, ..plan };
         passing.complete(|hold| HandedOver { lease: next, registration, plan, hold });
         let held_for = lease.held_for(clock::now());
-        self.report_release(&lease, held_for, &Ok(Released::Released));
-        span.end("released");
-        None
+        Ok(EndedLock { lease, span, was_held: true, held_for, kept_by: KeptBy::OtherThread })
     }
 }
 

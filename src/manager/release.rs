@@ -18,12 +18,34 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-/// A lock whose lease has ended, and that the servers still keep.
+/// A lock whose lease has ended, which has not been reported yet.
 pub(super) struct EndedLock {
     pub(super) lease: Arc<Lease>,
-    span: HoldSpan,
+    pub(super) span: HoldSpan,
     pub(super) was_held: bool,
-    held_for: Duration,
+    pub(super) held_for: Duration,
+    pub(super) kept_by: KeptBy,
+}
+
+/// Who keeps a lock whose lease has ended.
+#[derive(Clone, Copy)]
+pub(super) enum KeptBy {
+    Servers,
+    /// Another thread of the process has it now.
+    OtherThread,
+    /// The shutdown has released it or left it to expire.
+    Nobody,
+}
+
+impl EndedLock {
+    /// The outcome of the release; `None` if the servers still keep the lock.
+    pub(super) fn outcome(&self) -> Option<Result<Released>> {
+        match self.kept_by {
+            KeptBy::Servers => None,
+            KeptBy::OtherThread => Some(Ok(Released::Released)),
+            KeptBy::Nobody => Some(Err(LockError::Shutdown)),
+        }
+    }
 }
 
 impl Manager {
@@ -31,31 +53,31 @@ impl Manager {
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
-        let Some(ended) = self.end(held)? else { return Ok(Released::Released) };
-        let outcome = self.release_lease(&ended.lease, ended.was_held, timeout);
+        let ended = self.end(held);
+        let release = || self.release_lease(&ended.lease, ended.was_held, timeout);
+        let outcome = ended.outcome().unwrap_or_else(release);
         self.report_ended(ended, &outcome);
         outcome
     }
 
-    /// Ends the lease, then its renewal. Returns `None` if another thread of the process has the
-    /// lock now.
-    pub(super) fn end(&self, held: HeldLock) -> Result<Option<EndedLock>> {
-        let Some(held) = self.hand_over(held) else { return Ok(None) };
-        let HeldLock { lease, registration, span, .. } = held;
+    /// Ends the lease, then its renewal. Calls no handlers.
+    pub(super) fn end(&self, held: HeldLock) -> EndedLock {
+        let HeldLock { lease, registration, span, .. } = match self.hand_over(held) {
+            Ok(ended) => return ended,
+            Err(held) => held,
+        };
         let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
         drop(registration);
-        report_loss(&self.observer, &lease);
-        if lease.ended() == Some(LeaseEnd::Lost(LockLost::Shutdown)) {
-            // The shutdown has released the lock or left it to expire.
-            span.end("lost");
-            return Err(LockError::Shutdown);
-        }
+        let is_shut_down = lease.ended() == Some(LeaseEnd::Lost(LockLost::Shutdown));
+        let kept_by = if is_shut_down { KeptBy::Nobody } else { KeptBy::Servers };
         let held_for = lease.held_for(clock::now());
-        Ok(Some(EndedLock { lease, span, was_held, held_for }))
+        EndedLock { lease, span, was_held, held_for, kept_by }
     }
 
+    /// Reports how a lock has ended.
     pub(super) fn report_ended(&self, ended: EndedLock, outcome: &Result<Released>) {
-        let EndedLock { lease, span, was_held, held_for } = ended;
+        let EndedLock { lease, span, was_held, held_for, .. } = ended;
+        report_loss(&self.observer, &lease);
         let was_lost = !was_held || self.report_release(&lease, held_for, outcome);
         span.end(if was_lost { "lost" } else { "released" });
     }
@@ -90,7 +112,13 @@ impl Manager {
         if !self.backend.releases_in_background() || !held.lease.is_held(clock::now()) {
             return self.release_on_drop(held, timeout);
         }
-        let Some(held) = self.hand_over(held) else { return Ok(()) };
+        let held = match self.hand_over(held) {
+            Err(held) => held,
+            Ok(ended) => {
+                self.report_ended(ended, &Ok(Released::Released));
+                return Ok(());
+            }
+        };
         let HeldLock { lease, registration, span, .. } = held;
         let was_held = lease.end(LeaseEnd::Released);
         drop(registration);
@@ -102,18 +130,20 @@ impl Manager {
         let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
         let held = lease.held_for(clock::now());
         if let Err(residue) = self.observer.shield(|| self.cleaner.release_later(&lease)) {
-            self.clean_up_now(&lease.claim, &residue, timeout);
+            self.clean_up_now(&lease.longest_claim(), &residue, timeout);
         }
         self.observer.released(ReleasedEvent { lock, id, token, held, confirmed: false });
         span.end("released");
         Ok(())
     }
 
-    /// Completes the releases of this lock that run in the background, so that an acquisition does
-    /// not find the lock held by its own manager. Does nothing if the servers do not reply.
-    pub(super) fn complete_releases(&self, key: &LockKey) {
+    /// Completes the releases of these locks that run in the background, so that an acquisition
+    /// does not find a lock held by its own manager. Gives up after half an operation timeout, or
+    /// when one cannot be completed.
+    pub(super) fn complete_releases<'a>(&self, keys: impl IntoIterator<Item = &'a LockKey>) {
         let deadline = clock::now().saturating_add(self.operation_timeout() / 2);
-        for lease in self.cleaner.pending_releases(key.lock_key()) {
+        let pending = |key: &LockKey| self.cleaner.pending_releases(key.lock_key());
+        for lease in keys.into_iter().flat_map(pending) {
             let residue = self.backend.lease_residue(&lease);
             let release = || self.backend.clean_up_once(&lease.claim, &residue, deadline);
             if self.observer.shield(release).is_err() {
@@ -140,7 +170,7 @@ impl Manager {
                 // A renewal may have been applied without a reply, and the first request may still
                 // be applied.
                 let residue = self.backend.lease_residue(&held.lease);
-                self.abandon(&held.lease.claim, residue, timeout);
+                self.abandon(&held.lease.longest_claim(), residue, timeout);
                 held.span.end("lost");
                 Ok(())
             }
@@ -173,7 +203,7 @@ impl Manager {
     ) -> Result<Released, BackendError> {
         for residue in residues {
             // After a shutdown nothing runs in the background, and the lock is left to expire.
-            let _ = self.cleaner.clean_up(&lease.claim, residue);
+            let _ = self.cleaner.clean_up(&lease.longest_claim(), residue);
         }
         result
     }

@@ -2,44 +2,36 @@
 
 use std::time::Duration;
 
-use super::{HeldLock, Manager};
-use crate::{core::lease::Lease, error::Result, lock_info::Released, sys::clock};
+use super::{HeldLock, Manager, release::EndedLock};
+use crate::{core::lease::Lease, error::Result, lock_info::Released};
 
 impl Manager {
-    /// Releases several locks, the last one first, all within `timeout`. Their leases end before
-    /// the first release is sent. Returns the first outcome that is not [`Released::Released`].
+    /// Releases several locks, the last one first. Their leases end before the first release is
+    /// sent, and no handler is called before the last one has ended. Returns an outcome that is not
+    /// [`Released::Released`], if there is one.
     pub(crate) fn release_all(&self, held: Vec<HeldLock>, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
-        let mut outcome = Ok(Released::Released);
-        let mut all_ended = Vec::with_capacity(held.len());
-        for held in held.into_iter().rev() {
-            match self.end(held) {
-                Ok(ended) => all_ended.extend(ended),
-                Err(error) => keep_first(&mut outcome, Err(error)),
+        let ended = held.into_iter().rev().map(|held| self.end(held));
+        let (kept, done): (Vec<EndedLock>, Vec<_>) =
+            ended.partition(|ended| ended.outcome().is_none());
+        let leases: Vec<(&Lease, bool)> =
+            kept.iter().map(|ended| (&*ended.lease, ended.was_held)).collect();
+        let results: Vec<Result<Released>> = self.observer.shield(|| {
+            let reports = self.backend.release_leases(&leases, timeout);
+            let conclude = |((lease, _), report): (&(&Lease, bool), _)| {
+                let released = self.clean_up_after_release(lease, report);
+                released.map_err(|error| self.release_error(error, &lease.claim.key))
+            };
+            leases.iter().zip(reports).map(conclude).collect()
+        });
+        let done = done.into_iter().filter_map(|ended| Some((ended.outcome()?, ended)));
+        let mut first = Ok(Released::Released);
+        for (outcome, ended) in done.chain(results.into_iter().zip(kept)) {
+            self.report_ended(ended, &outcome);
+            if matches!(first, Ok(Released::Released)) {
+                first = outcome;
             }
         }
-        let leases: Vec<(&Lease, bool)> =
-            all_ended.iter().map(|ended| (&*ended.lease, ended.was_held)).collect();
-        let deadline = clock::now().saturating_add(timeout);
-        let results: Vec<_> = self.observer.shield(|| {
-            let reports = self.backend.release_leases(&leases, deadline);
-            let with_leases = leases.iter().zip(reports);
-            with_leases
-                .map(|((lease, _), report)| self.clean_up_after_release(lease, report))
-                .collect()
-        });
-        for (ended, result) in all_ended.into_iter().zip(results) {
-            let released =
-                result.map_err(|error| self.release_error(error, &ended.lease.claim.key));
-            self.report_ended(ended, &released);
-            keep_first(&mut outcome, released);
-        }
-        outcome
-    }
-}
-
-fn keep_first(outcome: &mut Result<Released>, next: Result<Released>) {
-    if matches!(outcome, Ok(Released::Released)) {
-        *outcome = next;
+        first
     }
 }

@@ -69,25 +69,22 @@ fn run(home: &std::path::Path, mut changes: Vec<Change>, parts: &[String]) -> Re
     let mut tests: Vec<&Test> = changes.iter().map(|change| &change.test).collect();
     tests.sort();
     tests.dedup();
-    println!("{} patches, {} tests; first the tests without a patch", changes.len(), tests.len());
-    for test in &tests {
-        match copy.test(test, None, TEST_MAX)? {
-            Outcome::Green => {}
-            other => return Err(format!("without a patch, {test} is {other}")),
-        }
-    }
+    println!("{} patches, {} tests; each test first without a patch", changes.len(), tests.len());
     let mut rows = Vec::new();
-    for change in &changes {
-        let fails_with = change.fails_with.as_deref();
-        let mut outcome =
-            copy.with(change, |copy| copy.test(&change.test, fails_with, TEST_MAX))?;
-        // The machine may have been busy, so run the test without the patch.
-        if outcome == Outcome::Hangs && copy.test(&change.test, None, TEST_MAX)? != Outcome::Green {
-            outcome = Outcome::Broken;
+    for test in tests {
+        let without = copy.test(test, None, TEST_MAX)?;
+        if without != Outcome::Green {
+            eprintln!("without a patch, {test} is {without}");
         }
-        let verdict = if outcome.has_noticed() { "detected" } else { "NOT DETECTED" };
-        println!("{verdict:12}  {:<44} {:<9} {}", change.name, outcome.to_string(), change.test);
-        rows.push((change, outcome));
+        for change in changes.iter().filter(|change| change.test == *test) {
+            let outcome = match without {
+                Outcome::Green => detect(&copy, change)?,
+                _ => Outcome::Broken,
+            };
+            let verdict = if outcome.has_noticed() { "detected" } else { "NOT DETECTED" };
+            println!("{verdict:12}  {:<44} {:<9} {test}", change.name, outcome.to_string());
+            rows.push((change, outcome));
+        }
     }
     let missed: Vec<_> = rows.iter().filter(|(_, outcome)| !outcome.has_noticed()).collect();
     println!(
@@ -100,4 +97,15 @@ fn run(home: &std::path::Path, mut changes: Vec<Change>, parts: &[String]) -> Re
         println!("  {}: {} is {outcome}", change.name, change.test);
     }
     Ok(missed.is_empty())
+}
+
+/// Runs the test of a patch, which is green without it.
+fn detect(copy: &Copy, change: &Change) -> Result<Outcome, String> {
+    let fails_with = change.fails_with.as_deref();
+    let outcome = copy.with(change, |copy| copy.test(&change.test, fails_with, TEST_MAX))?;
+    // The machine may have been busy, so run the test without the patch.
+    if outcome == Outcome::Hangs && copy.test(&change.test, None, TEST_MAX)? != Outcome::Green {
+        return Ok(Outcome::Broken);
+    }
+    Ok(outcome)
 }

@@ -9,11 +9,8 @@ use crate::{
         LeaseRenewals, Renewal, RenewalLimits, RenewalReport,
         error::{BackendError, NodeError},
         redis::{
-            Connection, ExchangeLimits, exchange_all, exchange_within,
-            renewals::{
-                asked_ttl, conclude, connect_by, member_renewal, renewal_request, renewal_timeout,
-            },
-            replicas::Wait,
+            Connection, Exchange, ExchangeLimits, exchange_all,
+            renewals::{conclude, connect_by, member_renewal, renewal_request, renewal_timeout},
             requests_and_replies::{InCluster, Renew, RenewMembers, RenewSome},
         },
     },
@@ -48,49 +45,30 @@ impl ClusterRenewals {
         let mut redirected = Vec::new();
         let connection =
             self.connections.entry(part.number).or_insert_with(|| part.node.reserved_connection());
-        let (members, alone): (Vec<usize>, Vec<usize>) =
-            some.iter().partition(|at| leases[**at].claim.kind.membership().is_some());
-        // All requests that are sent together run the same script.
-        for same_script in [alone, members] {
-            let requests: Vec<_> =
-                same_script.iter().map(|at| Parts::of(leases[*at], now)).collect();
-            let requests: Vec<_> = requests.iter().map(Parts::request).collect();
-            let is_sharded = self.router.is_sharded();
-            let in_cluster = |request| InCluster { request, is_sharded, is_asking: false };
-            let requests: Vec<_> = requests.iter().map(in_cluster).collect();
-            let mut results = exchange_all(&part.node, connection, &requests, limits);
-            let replicas = self.router.replicas();
-            if replicas.are_required() && results.iter().any(Result::is_ok) {
-                let count = exchange_within(&part.node, connection, &Wait(replicas), limits);
-                if let Err(error) = count.and_then(|count| replicas.check(count.reply)) {
-                    results.iter_mut().filter(|result| result.is_ok()).for_each(|result| {
-                        *result = Err(error.clone());
-                    });
-                }
-            }
-            let timed_out =
-                results.iter().any(|result| result.as_ref().is_err_and(NodeError::is_timeout));
-            for (at, result) in same_script.into_iter().zip(results) {
-                match result {
-                    Ok(exchange) => {
-                        let reply = exchange.reply.1.into_iter().next();
-                        if let Some(reply) = reply {
-                            let ttl = asked_ttl(leases[at], now);
-                            report.renewals[at] = conclude(leases[at], exchange.sent, ttl, reply);
-                        }
+        let parts: Vec<_> = some.iter().map(|at| Parts::of(leases[*at], now)).collect();
+        let renewals: Vec<_> = parts.iter().map(Parts::request).collect();
+        let is_sharded = self.router.is_sharded();
+        let in_cluster = |request| InCluster { request, is_sharded, is_asking: false };
+        let requests: Vec<_> = renewals.iter().map(in_cluster).collect();
+        let mut results = exchange_all(&part.node, connection, &requests, limits);
+        self.router.replicas().confirm_all(&part.node, connection, &mut results, limits);
+        if results.iter().any(|result| result.as_ref().is_err_and(NodeError::is_timeout)) {
+            // The next exchange must not wait for these replies.
+            connection.poison();
+        }
+        for ((at, renewal), result) in some.iter().zip(&renewals).zip(results) {
+            match result {
+                Ok(Exchange { sent, reply: (_, replies) }) => {
+                    if let Some((reply, ttl)) = replies.into_iter().zip(renewal.ttls()).next() {
+                        report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
                     }
-                    Err(failure) => match self.router.note(&failure, part) {
-                        redirect @ (Redirect::Moved { .. } | Redirect::Ask(_) | Redirect::Wait) => {
-                            redirected.push((at, redirect));
-                        }
-                        _ => drop(report.failure.get_or_insert(BackendError::Node(failure))),
-                    },
                 }
-            }
-            if timed_out {
-                // The next exchange must not wait for these replies.
-                connection.poison();
-                break;
+                Err(failure) => match self.router.note(&failure, part) {
+                    redirect @ (Redirect::Moved { .. } | Redirect::Ask(_) | Redirect::Wait) => {
+                        redirected.push((*at, redirect));
+                    }
+                    _ => drop(report.failure.get_or_insert(BackendError::Node(failure))),
+                },
             }
         }
         redirected
@@ -106,7 +84,7 @@ impl ClusterRenewals {
     ) -> Result<Renewal, NodeError> {
         let Some(slot) = lease.claim.key.slot() else { return Err(unknown_slot()) };
         let now = clock::now();
-        let (parts, ttl) = (Parts::of(lease, now).without_token(), asked_ttl(lease, now));
+        let parts = Parts::of(lease, now).without_token();
         let request = parts.request();
         let mut failure = None;
         for _ in 0..ASKED_MAX {
@@ -120,10 +98,10 @@ impl ClusterRenewals {
                 .or_insert_with(|| part.node.reserved_connection());
             match self.router.ask_over(&part, connection, &request, is_asking, deadline) {
                 Ok(exchange) => {
-                    let reply = exchange.reply.1.into_iter().next();
+                    let reply = exchange.reply.1.into_iter().zip(request.ttls()).next();
                     self.router.replicas().confirm(&part.node, connection, deadline)?;
                     return reply
-                        .map(|reply| conclude(lease, exchange.sent, ttl, reply))
+                        .map(|(reply, ttl)| conclude(lease, exchange.sent, ttl, reply))
                         .ok_or_else(|| NodeError::protocol("its reply lacks a lock"));
                 }
                 Err(error) => {

@@ -27,12 +27,17 @@ pub(crate) fn adopt_on_one_server(
     let request = Adopt { former: former.as_str(), claim };
     let now = clock::now();
     let halfway = now.saturating_add(deadline.duration_since(now) / 2);
+    let is_unknown = |result: &Result<Exchange<AdoptReply>, NodeError>| {
+        result.as_ref().is_err_and(|failure| failure.outcome_unknown)
+    };
     let mut broken_until = now;
     let mut result = ask(&request, halfway);
+    let mut may_hold = is_unknown(&result);
     let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Expired { .. }, .. }));
     if is_late || matches!(&result, Err(error) if error.is_transient() || error.is_not_master()) {
         broken_until = halfway;
         result = ask(&request, deadline);
+        may_hold |= is_unknown(&result);
     }
     let error = match result {
         Ok(Exchange { sent, reply: AdoptReply::Held { token, .. } }) => {
@@ -48,6 +53,6 @@ pub(crate) fn adopt_on_one_server(
         }
         Err(error) => error,
     };
-    let residue = Some(Residue::new(NodeSet::single(0), "", deadline));
+    let residue = may_hold.then(|| Residue::new(NodeSet::single(0), "", deadline));
     Err(Box::new(FailedAdoption { error: BackendError::Node(error), residue }))
 }

@@ -1,6 +1,6 @@
 //! `RedisBackend`: one server, which decides alone.
 
-use std::{io, mem, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use super::{
     Connection, ConnectionPool, Endpoint, ExchangeLimits, NodeConnections, NodeError,
@@ -10,7 +10,7 @@ use super::{
     acquisition::{PLACE, PooledServer, ask_for_lock},
     adopt::adopt_on_one_server,
     cleanup::RedisCleaner,
-    exchange, exchange_all,
+    connect, exchange, exchange_all,
     group_requests::{add_members, downgrade_on_one_server, release_any_kind},
     inspect::{
         OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
@@ -176,23 +176,21 @@ impl Backend for RedisBackend {
         })
     }
 
-    fn release_leases(&self, leases: &[(&Lease, bool)], deadline: Moment) -> Vec<ReleaseReport> {
+    fn release_leases(&self, leases: &[(&Lease, bool)], timeout: Duration) -> Vec<ReleaseReport> {
+        let deadline = clock::now().saturating_add(timeout);
         let ask_all = |requests: &[ReleaseOrKeep<'_>], until| {
             let check = &mut |_| Some(Moment::NEVER);
             let mut limits = ExchangeLimits { deadline: until, connect_by: until, check };
             let ask = |connections: &mut NodeConnections| {
-                exchange_all(&self.node, connections.only(), requests, &mut limits)
+                let connection = connections.only();
+                match connect(&self.node, connection, until) {
+                    Ok(()) => exchange_all(&self.node, connection, requests, &mut limits),
+                    Err(failure) => requests.iter().map(|_| Err(failure.clone())).collect(),
+                }
             };
             self.pool.with_connections(until, ask).unwrap_or_default()
         };
-        let ask_one = |request: &ReleaseOrKeep<'_>, until| {
-            let ask = |connections: &mut NodeConnections| {
-                exchange(&self.node, connections.only(), request, until)
-            };
-            let no_time = || Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
-            self.pool.with_connections(until, ask).unwrap_or_else(no_time)
-        };
-        release_all_on_one_server(leases, self.yielding.as_ref(), deadline, ask_all, ask_one)
+        release_all_on_one_server(leases, self.yielding.as_ref(), deadline, ask_all)
     }
 
     fn release_id(

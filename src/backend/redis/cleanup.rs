@@ -11,7 +11,6 @@ use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError},
     core::{
         claim::{Claim, Residue},
-        kind::LockKind,
         quorum::NodeSet,
     },
     sys::{
@@ -42,14 +41,7 @@ impl ResidueCleaner for RedisCleaner {
         limits: CleanupLimits<'_>,
     ) -> Option<BackendError> {
         let mut first_failure = None;
-        // All requests of a batch run the same script.
-        let now = clock::now();
-        let script = |(claim, residue): &(&Claim, &mut Residue)| {
-            (claim.kind == LockKind::Mutex, residue.keep_ms(now) > 0)
-        };
-        residues.sort_by_key(script);
-        let same_script = residues.chunk_by_mut(|a, b| script(a) == script(b));
-        for batch in same_script.flat_map(|residues| residues.chunks_mut(PIPELINE_MAX)) {
+        for batch in residues.chunks_mut(PIPELINE_MAX) {
             let Err(failure) = self.release_batch_or_each(batch, limits) else { continue };
             let was_not_sent = !failure.outcome_unknown && !self.connection.is_connected();
             let is_unreachable = failure.is_timeout() || was_not_sent;

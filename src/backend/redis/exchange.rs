@@ -18,10 +18,7 @@ pub(crate) fn exchange<C: Request>(
     request: &C,
     deadline: Moment,
 ) -> Result<Exchange<C::Reply>, NodeError> {
-    node.drop_if_replaced(connection);
-    if !connection.is_ready() {
-        node.connect(connection, deadline)?;
-    }
+    connect(node, connection, deadline)?;
     exchange_over(node, connection, request, deadline, |connection| connection.receive(deadline))
 }
 
@@ -33,15 +30,22 @@ pub(crate) fn exchange_asking<C: Request>(
     request: &C,
     deadline: Moment,
 ) -> Result<Exchange<C::Reply>, NodeError> {
-    node.drop_if_replaced(connection);
-    if !connection.is_ready() {
-        node.connect(connection, deadline)?;
-    }
+    connect(node, connection, deadline)?;
     exchange_over(node, connection, request, deadline, |connection| {
         // If `ASKING` is refused, the node redirects the request.
         connection.receive(deadline)?;
         connection.receive(deadline)
     })
+}
+
+/// Connects on this thread, if necessary.
+pub(crate) fn connect(
+    node: &RedisNode,
+    connection: &mut Connection,
+    deadline: Moment,
+) -> Result<(), NodeError> {
+    node.drop_if_replaced(connection);
+    if connection.is_ready() { Ok(()) } else { node.connect(connection, deadline) }
 }
 
 /// When an exchange ends that must not hold up its thread.
@@ -54,63 +58,70 @@ pub(crate) struct ExchangeLimits<'a> {
     pub(crate) check: &'a mut dyn FnMut(Moment) -> Option<Moment>,
 }
 
-/// Like [`exchange`], but ends when the limits say so. Connects on another thread.
+/// Like [`exchange`], but only over the socket that is open, and ends when the limits say so.
 pub(crate) fn exchange_within<C: Request>(
-    node: &Arc<RedisNode>,
+    node: &RedisNode,
     connection: &mut Connection,
     request: &C,
     limits: &mut ExchangeLimits<'_>,
 ) -> Result<Exchange<C::Reply>, NodeError> {
-    connect_within(node, connection, limits)?;
     let deadline = limits.deadline;
     exchange_over(node, connection, request, deadline, |connection| {
         receive_within(connection, limits)
     })
 }
 
-/// Sends several requests in one write, and then reads their replies. Sends those again, one after
-/// the other, whose script the server does not know. Returns fewer results than there are requests
-/// if the connection breaks.
+/// Sends several requests in one write, and then reads their replies. Sends those again whose
+/// script the server does not know. Connects on another thread, and only at the beginning. Returns
+/// a result for each request.
 pub(crate) fn exchange_all<C: Request>(
     node: &Arc<RedisNode>,
     connection: &mut Connection,
     requests: &[C],
     limits: &mut ExchangeLimits<'_>,
 ) -> Vec<Result<Exchange<C::Reply>, NodeError>> {
-    // The first reply ensures that the server has the script.
-    let is_known = requests.iter().all(|request| node.knows_script(request));
-    let (first, rest) = requests.split_at(usize::from(!is_known));
-    let first = first.iter().map(|request| exchange_within(node, connection, request, limits));
-    let mut results: Vec<_> = first.collect();
-    if !rest.is_empty() {
-        match connect_within(node, connection, limits) {
-            Ok(()) => results.extend(exchange_in_one_write(node, connection, rest, limits)),
-            Err(failure) => results.push(Err(failure)),
+    if let Err(failure) = connect_within(node, connection, limits) {
+        return requests.iter().map(|_| Err(failure.clone())).collect();
+    }
+    let all: Vec<&C> = requests.iter().collect();
+    let mut results = exchange_some(node, connection, &all, limits);
+    loop {
+        let is_unknown =
+            |at: &usize| results[*at].as_ref().is_err_and(NodeError::is_unknown_script);
+        let unknown: Vec<usize> = (0..results.len()).filter(is_unknown).collect();
+        if unknown.is_empty() {
+            return results;
+        }
+        // The server has lost its scripts, for example by a restart. It learns one each time.
+        let again: Vec<&C> = unknown.iter().map(|at| all[*at]).collect();
+        for (at, result) in unknown.into_iter().zip(exchange_some(node, connection, &again, limits))
+        {
+            results[at] = result;
         }
     }
-    for (request, result) in requests.iter().zip(&mut results) {
-        // The server has lost its scripts, for example by a restart.
-        if result.as_ref().is_err_and(NodeError::is_unknown_script) {
-            *result = exchange_within(node, connection, request, limits);
-        }
-    }
-    results
 }
 
-fn exchange_in_one_write<C: Request>(
+fn exchange_some<C: Request>(
     node: &RedisNode,
     connection: &mut Connection,
-    requests: &[C],
+    requests: &[&C],
     limits: &mut ExchangeLimits<'_>,
 ) -> Vec<Result<Exchange<C::Reply>, NodeError>> {
-    let sent = match node.send_all(connection, requests, limits.deadline) {
-        Ok(sent) => sent,
-        Err(failure) => return vec![Err(failure)],
-    };
-    let mut results = Vec::with_capacity(requests.len());
-    for (request, sent) in requests.iter().zip(sent) {
-        let reply = receive_within(connection, limits);
-        results.push(reply.and_then(|reply| node.decode(connection, request, sent, reply)));
+    // The first reply ensures that the server has the script.
+    let is_known = requests.iter().all(|request| node.knows_script(*request));
+    let (first, rest) = requests.split_at(usize::from(!is_known));
+    let first = first.iter().map(|request| exchange_within(node, connection, *request, limits));
+    let mut results: Vec<_> = first.collect();
+    match node.send_all(connection, rest, limits.deadline) {
+        Ok(sent) => {
+            // An error reply may close the socket, so the others are read first.
+            let replies: Vec<_> = sent.iter().map(|_| receive_within(connection, limits)).collect();
+            for ((request, sent), reply) in rest.iter().zip(sent).zip(replies) {
+                results
+                    .push(reply.and_then(|reply| node.decode(connection, *request, sent, reply)));
+            }
+        }
+        Err(failure) => results.extend(rest.iter().map(|_| Err(failure.clone()))),
     }
     results
 }
@@ -135,6 +146,7 @@ fn receive_within(
     }
 }
 
+/// Connects on another thread, if necessary, until the limits say so.
 fn connect_within(
     node: &Arc<RedisNode>,
     connection: &mut Connection,

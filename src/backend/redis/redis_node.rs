@@ -163,7 +163,7 @@ impl RedisNode {
     pub(crate) fn send_all<C: Request>(
         &self,
         connection: &mut Connection,
-        requests: &[C],
+        requests: &[&C],
         deadline: Moment,
     ) -> Result<Vec<InFlightRequest>, NodeError> {
         let not_after_us = self.clock_sample().map_or(0, |sample| sample.server_us_at(deadline));

@@ -1,7 +1,7 @@
 //! Releasing a lock on one server: with a second request if the first reply is lost, and again
 //! until a failover has ended.
 
-use std::time::Duration;
+use std::{io, slice, time::Duration};
 
 use super::{
     Exchange, NodeError, Yielding,
@@ -41,30 +41,29 @@ pub(crate) fn release_on_one_server(
     report(lease, release.through_failover(deadline, attempt))
 }
 
-/// Does the same for several leases. `ask_all` sends all their requests in one exchange by its
-/// deadline, and `ask_one` sends one again whose reply was lost.
+/// Does the same for several leases. `ask_all` sends requests in one exchange by its deadline, or
+/// returns nothing if there is no time for them: first all, then each again whose reply is lost.
 pub(crate) fn release_all_on_one_server(
     leases: &[(&Lease, bool)],
     yielding: Option<&Yielding>,
     deadline: Moment,
-    ask_all: impl FnOnce(&[ReleaseOrKeep<'_>], Moment) -> Vec<ReleaseResult>,
-    mut ask_one: impl FnMut(&ReleaseOrKeep<'_>, Moment) -> ReleaseResult,
+    mut ask_all: impl FnMut(&[ReleaseOrKeep<'_>], Moment) -> Vec<ReleaseResult>,
 ) -> Vec<ReleaseReport> {
     let release = |(lease, was_held)| ReleaseAttempts::of_lease(lease, was_held, yielding);
     let releases: Vec<_> = leases.iter().copied().map(release).collect();
     let requests: Vec<_> = releases.iter().map(|release| release.request).collect();
-    let mut results = ask_all(&requests, halfway_to(deadline));
-    if let Some(Err(failure)) = results.last() {
-        // The requests without a result share the fate of the last one that has a result.
-        let failure = failure.clone();
-        results.resize_with(leases.len(), || Err(failure.clone()));
-    }
-    let mut results = results.into_iter();
+    let mut results = ask_all(&requests, halfway_to(deadline)).into_iter();
+    let mut ask_again = |request: &ReleaseOrKeep<'_>, until| {
+        // Without time for a reply, a request would only cost its connection.
+        let has_time = clock::now() < until;
+        let result = has_time.then(|| ask_all(slice::from_ref(request), until).pop()).flatten();
+        result.unwrap_or_else(|| Err(NodeError::not_sent(io::ErrorKind::TimedOut.into())))
+    };
     let conclude = |((lease, _), release): (&(&Lease, bool), ReleaseAttempts<'_>)| {
         let mut first = results.next();
         let result = release.through_failover(deadline, |release| {
             release.send(deadline, |request, until| {
-                first.take().unwrap_or_else(|| ask_one(request, until))
+                first.take().unwrap_or_else(|| ask_again(request, until))
             })
         });
         report(lease, result)

@@ -4,8 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Replicas,
-    exchange_all, exchange_within,
-    replicas::Wait,
+    exchange_all,
     requests_and_replies::{
         MemberRenewal, Renew, RenewMembers, RenewReply, RenewSome, Renewal as RenewalRequest,
     },
@@ -75,16 +74,7 @@ impl RedisRenewals {
         limits: &mut ExchangeLimits<'_>,
     ) -> Vec<RenewalResult> {
         let mut results = exchange_all(&self.node, &mut self.connection, requests, limits);
-        if self.replicas.are_required() && results.iter().any(Result::is_ok) {
-            // Otherwise a replica that was cut off long ago could be promoted.
-            let wait = Wait(self.replicas);
-            let count = exchange_within(&self.node, &mut self.connection, &wait, limits);
-            if let Err(error) = count.and_then(|count| self.replicas.check(count.reply)) {
-                results.iter_mut().filter(|result| result.is_ok()).for_each(|result| {
-                    *result = Err(error.clone());
-                });
-            }
-        }
+        self.replicas.confirm_all(&self.node, &mut self.connection, &mut results, limits);
         if results.iter().any(|result| result.as_ref().is_err_and(NodeError::is_timeout)) {
             // The next exchange must not wait for these replies.
             self.connection.poison();
@@ -96,8 +86,8 @@ impl RedisRenewals {
 /// Reply to one request of a renewal.
 pub(crate) type RenewalResult = Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>;
 
-/// Renews leases on a server that decides alone: in one exchange, or in two if some of their claims
-/// are members of groups. Each request is for at most `batch_max` leases.
+/// Renews leases on a server that decides alone, in one exchange. Each request is for at most
+/// `batch_max` leases.
 pub(crate) fn renew_on_one_server(
     leases: &[&Arc<Lease>],
     batch_max: usize,
@@ -113,46 +103,29 @@ pub(crate) fn renew_on_one_server(
     };
     let (members, alone): (Vec<usize>, Vec<usize>) =
         (0..leases.len()).partition(|at| leases[*at].claim.kind.membership().is_some());
-    let mut renew_some = |some: &[usize], ttls: &[u64], requests: &[RenewSome<'_>]| {
-        let batches = some.chunks(batch_max).zip(ttls.chunks(batch_max));
-        for ((some, ttls), result) in batches.zip(ask(requests)) {
-            match result {
-                Ok(Exchange { sent, reply: (_, replies) }) => {
-                    for ((at, ttl_ms), reply) in some.iter().zip(ttls).zip(replies) {
-                        let ttl = Duration::from_millis(*ttl_ms);
-                        report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
-                    }
-                }
-                Err(failure) => {
-                    report.timed_out |= failure.is_timeout() && failure.outcome_unknown;
-                    report.refusal =
-                        report.refusal.take().or_else(|| refusal_of_one_lock(&failure));
-                    report.failure.get_or_insert(BackendError::Node(failure));
+    let alone_renewals: Vec<_> = alone.iter().map(|at| renewal_request(leases[*at], now)).collect();
+    let member_renewals: Vec<_> =
+        members.iter().filter_map(|at| member_renewal(leases[*at], now)).collect();
+    let of_alone = alone_renewals.chunks(batch_max).map(|batch| RenewSome::Alone(Renew(batch)));
+    let of_members = member_renewals.chunks(batch_max);
+    let of_members = of_members.map(|batch| RenewSome::Members(RenewMembers(batch.to_vec())));
+    let requests: Vec<_> = of_alone.chain(of_members).collect();
+    let batches = alone.chunks(batch_max).chain(members.chunks(batch_max));
+    for ((some, request), result) in batches.zip(&requests).zip(ask(&requests)) {
+        match result {
+            Ok(Exchange { sent, reply: (_, replies) }) => {
+                for ((at, ttl), reply) in some.iter().zip(request.ttls()).zip(replies) {
+                    report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
                 }
             }
+            Err(failure) => {
+                report.timed_out |= failure.is_timeout() && failure.outcome_unknown;
+                report.refusal = report.refusal.take().or_else(|| refusal_of_one_lock(&failure));
+                report.failure.get_or_insert(BackendError::Node(failure));
+            }
         }
-    };
-    if !alone.is_empty() {
-        let renewals: Vec<_> = alone.iter().map(|at| renewal_request(leases[*at], now)).collect();
-        let ttls: Vec<_> = renewals.iter().map(|renewal| renewal.ttl_ms).collect();
-        let request = |batch| RenewSome::Alone(Renew(batch));
-        let requests: Vec<_> = renewals.chunks(batch_max).map(request).collect();
-        renew_some(&alone, &ttls, &requests);
-    }
-    if !members.is_empty() {
-        let renewals = members.iter().filter_map(|at| member_renewal(leases[*at], now));
-        let renewals: Vec<_> = renewals.collect();
-        let ttls: Vec<_> = renewals.iter().map(|renewal| renewal.ttl_ms).collect();
-        let request = |batch: &[_]| RenewSome::Members(RenewMembers(batch.to_vec()));
-        let requests: Vec<_> = renewals.chunks(batch_max).map(request).collect();
-        renew_some(&members, &ttls, &requests);
     }
     report
-}
-
-/// The ttl that a request at `now` asks for.
-pub(crate) fn asked_ttl(lease: &Lease, now: Moment) -> Duration {
-    Duration::from_millis(whole_ms(lease.ttl_at(now)))
 }
 
 /// `ttl` is that of the request: the lease may have got another one since.
@@ -174,7 +147,7 @@ pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> 
         lock: lease.claim.key.lock_key(),
         id: lease.claim.id.as_str(),
         ttl_ms: whole_ms(lease.ttl_at(now)),
-        never_shorten: lease.ttl() != lease.claim.ttl,
+        never_shorten: lease.may_be_kept_longer(),
         token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
     }
 }

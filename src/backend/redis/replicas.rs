@@ -8,8 +8,8 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{
-    Connection, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef, exchange,
-    fields::write_command, script::Script,
+    Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef,
+    exchange_within, fields::write_command, script::Script,
 };
 use crate::sys::clock::Moment;
 
@@ -27,21 +27,58 @@ impl Replicas {
         self.count > 0
     }
 
-    /// Waits until enough replicas have what was written over this connection.
+    /// Waits until enough replicas have what was written over this connection. Never connects: on a
+    /// new connection, all replicas count as having it.
     pub(crate) fn confirm(
         self,
         node: &RedisNode,
         connection: &mut Connection,
         deadline: Moment,
     ) -> Result<(), NodeError> {
+        let check = &mut |_| Some(Moment::NEVER);
+        self.confirm_within(
+            node,
+            connection,
+            &mut ExchangeLimits { deadline, connect_by: deadline, check },
+        )
+    }
+
+    fn confirm_within(
+        self,
+        node: &RedisNode,
+        connection: &mut Connection,
+        limits: &mut ExchangeLimits<'_>,
+    ) -> Result<(), NodeError> {
         if !self.are_required() {
             return Ok(());
         }
-        self.check(exchange(node, connection, &Wait(self), deadline)?.reply)
+        let count = exchange_within(node, connection, &Wait(self), limits)
+            .map_err(|failure| NodeError::outcome_unknown(failure.kind))?;
+        self.check(count.reply)
+    }
+
+    /// Does the same for what [`exchange_all`](super::exchange_all) has written. What was granted
+    /// fails if too few replicas have it.
+    pub(crate) fn confirm_all<T>(
+        self,
+        node: &RedisNode,
+        connection: &mut Connection,
+        results: &mut [Result<Exchange<T>, NodeError>],
+        limits: &mut ExchangeLimits<'_>,
+    ) {
+        if !results.iter().any(Result::is_ok) {
+            return;
+        }
+        // Otherwise a replica that was cut off long ago could be promoted.
+        if let Err(error) = self.confirm_within(node, connection, limits) {
+            results.iter_mut().filter(|result| result.is_ok()).for_each(|result| {
+                *result = Err(error.clone());
+            });
+        }
     }
 
     /// Checks how many replicas have it.
-    pub(crate) fn check(self, count: u32) -> Result<(), NodeError> {
+    fn check(self, count: u32) -> Result<(), NodeError> {
         if count >= self.count {
             return Ok(());
         }
@@ -52,7 +89,7 @@ impl Replicas {
 }
 
 /// Asks how many replicas have what was written over this connection.
-pub(crate) struct Wait(pub(crate) Replicas);
+struct Wait(Replicas);
 
 impl Request for Wait {
     type Reply = u32;
@@ -75,8 +112,34 @@ impl Request for Wait {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::net::UnixListener, sync::Arc};
+
     use super::*;
-    use crate::backend::redis::test_util::request_words;
+    use crate::{
+        backend::redis::{test_util::request_words, url::Endpoint},
+        observe::Observer,
+        sys::clock,
+    };
+
+    /// On a new connection, a server replies that all replicas have what it wrote: nothing.
+    ///
+    /// Fault: N168
+    #[test]
+    fn new_connection_confirms_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let endpoint = Arc::new(Endpoint::parse(&format!("unix://{}", path.display())).unwrap());
+        let observer = Observer::start(Vec::new(), endpoint.label.clone(), 1, false).unwrap();
+        let (second, zero) = (Duration::from_secs(1), Duration::ZERO);
+        let node = RedisNode::new(endpoint, second, zero, zero, observer);
+        let replicas = Replicas { count: 1, within: second };
+        let deadline = clock::now().saturating_add(second);
+        let error = replicas.confirm(&node, &mut node.pooled_connection(), deadline).unwrap_err();
+        assert!(error.outcome_unknown, "the lock may have been acquired");
+        assert!(listener.accept().is_err(), "it has connected");
+    }
 
     #[test]
     fn wait_is_bounded_and_its_count_is_checked() {

@@ -179,6 +179,20 @@ proptest! {
     }
 }
 
+/// Fault: N192
+#[test]
+fn longest_ttl_is_remembered() {
+    let lease = lease(100);
+    let (first, longest) = (lease.claim.ttl, Duration::from_secs(3600));
+    assert!(!lease.may_be_kept_longer());
+    for ttl in [longest, first] {
+        lease.set_ttl(ttl);
+        assert!(lease.may_be_kept_longer() && lease.longest_claim().ttl == longest);
+    }
+    let next = lease.successor(false, at(40));
+    assert_eq!((next.ttl(), next.longest_claim().ttl), (first, longest));
+}
+
 #[test]
 fn next_holder_has_a_lease_of_its_own() {
     let former = lease(100);

@@ -7,10 +7,10 @@ use distlock::{LockError, LockGuard, LockLost, LockOptions};
 use crate::{
     family::Subject,
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_short_timeout,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_short_timeout,
         expect_deadline_before_key_expiry, manager, pttl, server_behind_proxy, with_ttl,
     },
-    support::{RedisServer, TEST_TIMEOUT, eventually},
+    support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -90,6 +90,7 @@ fn asked_renewal_does_not_wait_for_a_silent_server() {
     assert!(guard.is_held());
 }
 
+/// Fault: N192
 /// Promise: P2
 #[test]
 fn extended_lease_has_its_new_ttl_on_the_server_first() {
@@ -100,10 +101,31 @@ fn extended_lease_has_its_new_ttl_on_the_server_first() {
     assert!(ms(&server) > 500_000 && guard.remaining() > 500 * SECOND);
     expect_deadline_before_key_expiry(&server, &guard);
     // A shorter ttl counts once the former one has run out.
-    guard.extend(2 * SECOND).unwrap();
-    assert!(ms(&server) > 500_000 && guard.remaining() > 500 * SECOND);
-    expect_deadline_before_key_expiry(&server, &guard);
+    for shorter in [2, 20] {
+        guard.extend(shorter * SECOND).unwrap();
+        assert!(ms(&server) > 500_000 && guard.remaining() > 500 * SECOND);
+        expect_deadline_before_key_expiry(&server, &guard);
+    }
     guard.release().unwrap().unwrap_released();
+}
+
+/// Its release is repeated for as long as the server may keep the lock. Ten tries take longer than
+/// the first ttl.
+///
+/// Fault: N192
+/// Promise: P6
+#[test]
+fn failed_release_of_an_extended_lock_is_repeated() {
+    let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
+    let guard = mgr.lock_with("x", &with_ttl(SECOND)).unwrap();
+    guard.extend(600 * SECOND).unwrap();
+    guard.extend(SECOND).unwrap();
+    let resets = proxy.on_request(contains(LOCK), Fault::ResetBeforeRequest).forever();
+    assert!(guard.release().unwrap_err().is_unavailable());
+    let before = resets.fired();
+    eventually("it is tried again", TEST_TIMEOUT, || resets.fired() >= before + 10);
+    resets.disarm();
+    await_gone(&server, LOCK);
 }
 
 /// The renewer uses the new ttl from then on.

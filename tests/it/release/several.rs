@@ -8,17 +8,41 @@ use std::{
     thread,
 };
 
-use distlock::RedisMgr;
+use distlock::{HandleEvent, LostEvent, RedisMgr, ReleasedEvent};
+use parking_lot::Mutex;
 
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
         config_short_timeout, get, manager, server_behind_proxy,
     },
-    support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, contains, eventually},
+    support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, contains, eventually, instead},
 };
 
 const NAMES: [&str; 10] = ["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9"];
+
+/// Records which locks are lost.
+#[derive(Debug, Default)]
+struct LostNames(Mutex<Vec<String>>);
+
+impl HandleEvent for LostNames {
+    fn lost(&self, event: &LostEvent<'_>) {
+        self.0.lock().push(event.lock().to_owned());
+    }
+}
+
+/// Locks `b` once, after `a` has been released.
+#[derive(Debug, Default)]
+struct Relocks(Mutex<Option<RedisMgr>>);
+
+impl HandleEvent for Relocks {
+    fn released(&self, event: &ReleasedEvent<'_>) {
+        let mgr = if event.lock() == "a" { self.0.lock().take() } else { None };
+        if let Some(mgr) = mgr {
+            drop(mgr.lock("b").unwrap());
+        }
+    }
+}
 
 /// Counts the requests about each of the locks.
 fn count_requests(proxy: &FaultProxy) -> Arc<AtomicUsize> {
@@ -84,6 +108,50 @@ fn failed_joint_release_is_completed_in_the_background() {
     assert!(error.is_unavailable(), "{error:?}");
     proxy.heal();
     NAMES.iter().for_each(|name| await_gone(&server, &format!("lock:{name}")));
+}
+
+/// The first reply shows a failover, which ends the connection. Those behind it still count.
+///
+/// Fault: N183
+/// Promise: P7
+#[test]
+fn joint_release_in_a_failover_reports_each_lost_lock() {
+    let lost = Arc::new(LostNames::default());
+    let handler = lost.clone();
+    let config = move |url| config_long_timeouts(url).event_handler(handler);
+    let (server, proxy, mgr) = server_behind_proxy(config);
+    drop(mgr.lock_all(NAMES).unwrap());
+    let all = mgr.lock_all(NAMES).unwrap();
+    server.cli(&["SET", "lock:n4", "another holder"]);
+    let read_only = b"-READONLY You can't write against a read only replica.\r\n";
+    let failover = proxy.on_request(contains("lock:n9"), instead(|| read_only.to_vec()));
+    let _ = all.release().unwrap();
+    assert_eq!(failover.fired(), 1);
+    // The server has run the request whose reply was replaced.
+    eventually("the losses are reported", TEST_TIMEOUT, || {
+        ["n4", "n9"].iter().all(|name| lost.0.lock().iter().any(|lost| lost == name))
+    });
+}
+
+/// A handler that uses one of the locks is called once they are released.
+///
+/// Promise: P3
+#[test]
+fn handler_can_lock_what_a_joint_release_ends() {
+    let server = RedisServer::start();
+    let relocks = Arc::new(Relocks::default());
+    let config = config_long_timeouts(server.url()).ttl(600 * SECOND).local_handover(SECOND);
+    let mgr = RedisMgr::new(config.event_handler(relocks.clone())).unwrap();
+    *relocks.0.lock() = Some(mgr.clone());
+    let both = mgr.lock_all(["a", "b"]).unwrap();
+    let waiter = {
+        let mgr = mgr.clone();
+        thread::spawn(move || mgr.lock("a").unwrap().release())
+    };
+    eventually("it waits", TEST_TIMEOUT, || mgr.metrics().waiting() == 1);
+    completes_within(CALL_LIMIT, "the release", || both.release().unwrap().unwrap_released());
+    waiter.join().unwrap().unwrap().unwrap_released();
+    assert!(relocks.0.lock().is_none(), "the handler was called");
 }
 
 #[test]

@@ -13,10 +13,15 @@ pub(super) struct MarkedTest {
 
 /// All tests that carry a mark, sorted by name.
 pub(super) fn marked_tests() -> Vec<MarkedTest> {
-    let mut tests: Vec<_> =
-        all_rust().iter().flat_map(|path| marked_in(path, &text(path))).collect();
+    let mut tests = functions();
+    tests.retain(|test| !(test.faults.is_empty() && test.promises.is_empty()));
     tests.sort();
     tests
+}
+
+/// All functions, the tests among them, with their marks.
+pub(super) fn functions() -> Vec<MarkedTest> {
+    all_rust().iter().flat_map(|path| functions_in(path, &text(path))).collect()
 }
 
 /// The name of a file's module as a test runner shows it, with its target.
@@ -38,7 +43,7 @@ fn module(path: &str) -> String {
     format!("{target}{}", path.replace('/', "::"))
 }
 
-fn marked_in(path: &str, text: &str) -> Vec<MarkedTest> {
+fn functions_in(path: &str, text: &str) -> Vec<MarkedTest> {
     let list = |line: &str, label: &str| -> Vec<String> {
         let marks = line.trim_start().strip_prefix(label).unwrap_or_default();
         marks
@@ -61,9 +66,7 @@ fn marked_in(path: &str, text: &str) -> Vec<MarkedTest> {
         }
         faults.extend(list(line, "/// Fault:"));
         promises.extend(list(line, "/// Promise:"));
-        if let Some(rest) = line.strip_prefix("fn ")
-            && !(faults.is_empty() && promises.is_empty())
-        {
+        if let Some(rest) = line.strip_prefix("fn ") {
             let name = rest.split(['(', '<']).next().unwrap_or_default();
             let mut parts = vec![module(path)];
             parts.extend(inner.iter().map(|(_, name)| name.clone()));
@@ -82,8 +85,9 @@ fn marks_are_found_with_the_path_of_their_test() {
     let text = "/// Goal.\n///\n/// Fault: F1, N2\n/// Promise: P3\n#[test]\nfn a() {}\n\n\
                 mod many {\n    /// Fault: F4\n    #[test]\n    fn b(x: u8) {}\n}\nfn c() {}\n";
     let names = |path| -> Vec<_> {
-        marked_in(path, text)
+        functions_in(path, text)
             .into_iter()
+            .filter(|test| !test.faults.is_empty())
             .map(|test| (test.name, test.faults.join(" "), test.promises.join(" ")))
             .collect()
     };

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    marks::marked_tests,
+    marks::{functions, marked_tests},
     source::{all_rust, expect_generated, home, text},
 };
 
@@ -108,32 +108,12 @@ fn expected_failure_texts_are_long_enough() {
     assert!(!wanted.is_empty() && wanted.iter().all(|part| part.len() > 5), "{wanted:?}");
 }
 
-/// The sources of a test target.
-fn sources(target: &str) -> String {
-    let folder = match target {
-        "lib" => "src/",
-        "cli-bin" => "cli/src/",
-        "cli" => "cli/tests/",
-        "it" => "tests/it/",
-        "sim" => "tests/sim/",
-        _ => "tests/",
-    };
-    let files = all_rust().into_iter().filter(|path| path.starts_with(folder));
-    files.map(|path| text(&path)).collect()
-}
-
 #[test]
 fn every_patch_names_a_test_that_exists() {
-    let mut wrong = Vec::new();
-    for change in changes() {
-        let name = change.test.path.rsplit("::").next().unwrap_or_default();
-        let sources = sources(&change.test.target);
-        // The functions of the contract take their subject as a parameter.
-        if !sources.contains(&format!("fn {name}(")) && !sources.contains(&format!("fn {name}<")) {
-            wrong.push(format!("{}: {} does not exist", change.name, change.test));
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    let tests: BTreeSet<_> = functions().into_iter().map(|test| test.name).collect();
+    let named = changes().into_iter().map(|change| (change.name, change.test.to_string()));
+    let wrong: Vec<_> = named.filter(|(_, test)| !tests.contains(test)).collect();
+    assert!(!tests.is_empty() && wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

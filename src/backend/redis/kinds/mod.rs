@@ -8,6 +8,8 @@ pub(crate) mod group;
 pub(crate) mod keep;
 pub(crate) mod mutex;
 
+use std::time::Duration;
+
 use redis::Value;
 
 use self::{
@@ -94,6 +96,20 @@ impl Request for OfKind<Release<'_>> {
 pub(crate) enum RenewSome<'a> {
     Alone(Renew<'a>),
     Members(RenewMembers<'a>),
+}
+
+impl RenewSome<'_> {
+    /// The ttls that it asks for, in the order of its locks. The leases may have got others since.
+    pub(crate) fn ttls(&self) -> Vec<Duration> {
+        match self {
+            RenewSome::Alone(Renew(locks)) => {
+                locks.iter().map(|lock| Duration::from_millis(lock.ttl_ms)).collect()
+            }
+            RenewSome::Members(RenewMembers(claims)) => {
+                claims.iter().map(|claim| Duration::from_millis(claim.ttl_ms)).collect()
+            }
+        }
+    }
 }
 
 impl Request for RenewSome<'_> {
