@@ -1,6 +1,10 @@
 //! `Detached`: what a successor must know to adopt a lock. Pure.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    fmt::{self, Write as _},
+    str::FromStr,
+    time::Duration,
+};
 
 use super::{claim::whole_ms, id::LockId, kind::LockKind};
 
@@ -8,7 +12,8 @@ use super::{claim::whole_ms, id::LockId, kind::LockKind};
 /// [`LockGuard::detach`](crate::LockGuard::detach). It is neither renewed nor released. If nobody
 /// [adopts](crate::RedisMgr::adopt) it, it expires after its ttl.
 ///
-/// Its text is one line: `kind ttl-ms id name`. It can be sent to another process, which parses it.
+/// Its text is one line: `kind ttl-ms id name`, the name with escaped control characters. It can be
+/// sent to another process, which parses it. A line break at the end does not matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "unless it is adopted, the lock stays held until it expires"]
 pub struct Detached {
@@ -48,7 +53,12 @@ impl fmt::Display for Detached {
             LockKind::Write => f.write_str("write")?,
             LockKind::Permits { limit, count } => write!(f, "permits/{limit}/{count}")?,
         }
-        write!(f, " {} {} {}", whole_ms(self.ttl), self.id, self.name)
+        write!(f, " {} {} ", whole_ms(self.ttl), self.id)?;
+        self.name.chars().try_for_each(|c| match c {
+            '\\' => f.write_str("\\\\"),
+            c if c.is_control() => write!(f, "{}", c.escape_unicode()),
+            c => f.write_char(c),
+        })
     }
 }
 
@@ -61,6 +71,8 @@ impl FromStr for Detached {
 }
 
 fn parse(text: &str) -> Option<Detached> {
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    let text = text.strip_suffix('\r').unwrap_or(text);
     let mut fields = text.splitn(4, ' ');
     let kind = match fields.next()? {
         "mutex" => LockKind::Mutex,
@@ -77,8 +89,29 @@ fn parse(text: &str) -> Option<Detached> {
     };
     let ttl = Duration::from_millis(number(fields.next()?)?);
     let id = fields.next()?.parse().ok()?;
-    let name = fields.next()?.to_owned();
+    let name = unescape(fields.next()?)?;
     Some(Detached { name, id, kind, ttl })
+}
+
+/// Reads a name whose control characters and backslashes are escaped: `\u{a}`, `\\`.
+fn unescape(mut text: &str) -> Option<String> {
+    let mut name = String::with_capacity(text.len());
+    while let Some(first) = text.chars().next() {
+        if first.is_control() {
+            return None;
+        }
+        let (next, rest) = match text.strip_prefix('\\') {
+            None => (first, &text[first.len_utf8()..]),
+            Some(rest) if rest.starts_with('\\') => ('\\', &rest[1..]),
+            Some(rest) => {
+                let (code, rest) = rest.strip_prefix("u{")?.split_once('}')?;
+                (u32::from_str_radix(code, 16).ok().and_then(char::from_u32)?, rest)
+            }
+        };
+        name.push(next);
+        text = rest;
+    }
+    Some(name)
 }
 
 fn number(digits: &str) -> Option<u64> {
@@ -121,6 +154,19 @@ mod tests {
     }
 
     #[test]
+    fn any_name_stays_on_one_line() {
+        let (id, kind, ttl) = (generate_lock_id(), LockKind::Mutex, Duration::from_secs(30));
+        for name in ["line\nbreak\r\n", "back\\slash\\u{a}", "\u{85}\0é\u{1f512}", "ends \\"] {
+            let detached = Detached { name: name.into(), id: id.clone(), kind, ttl };
+            let text = detached.to_string();
+            assert!(!text.contains(char::is_control), "{text:?}");
+            for end in ["", "\n", "\r\n"] {
+                assert_eq!(format!("{text}{end}").parse(), Ok(detached.clone()));
+            }
+        }
+    }
+
+    #[test]
     fn other_text_is_refused() {
         let id = generate_lock_id();
         for text in [
@@ -132,6 +178,10 @@ mod tests {
             format!("permits/2/3 30000 {id} x"),
             format!("permits/2/0 30000 {id} x"),
             "mutex 30000 foreign x".into(),
+            format!("mutex 30000 {id} x\n\n"),
+            format!("mutex 30000 {id} x\\"),
+            format!("mutex 30000 {id} \\n"),
+            format!("mutex 30000 {id} \\u{{110000}}"),
         ] {
             assert!(text.parse::<Detached>().is_err(), "{text}");
         }

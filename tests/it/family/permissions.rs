@@ -4,7 +4,7 @@ use distlock::RedisMgr;
 
 use super::{LONG, spawn_waiter};
 use crate::{
-    helpers::{SECOND, UnwrapReleased, config_long_timeouts, with_ttl},
+    helpers::{SECOND, UnwrapReleased, config_long_timeouts, manager, with_ttl},
     security::permissions::list::LOCK_PERMISSIONS,
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -52,4 +52,31 @@ fn listed_permissions_suffice_for_readers_and_permits() {
     eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() >= renewals + 2);
     pair.release().unwrap().unwrap_released();
     next.join().unwrap().unwrap().release().unwrap().unwrap_released();
+}
+
+/// A user who lacks one of them gets no lock, and leaves none to others.
+///
+/// Fault: F76
+#[test]
+fn missing_permission_leaves_no_lock_behind() {
+    let server = RedisServer::start();
+    let all = manager(&server);
+    for missing in SHARED {
+        let words = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetchannels", "-@all"];
+        let others = SHARED.into_iter().filter(|permission| *permission != missing);
+        let granted = LOCK_PERMISSIONS.iter().copied().chain(others);
+        server.cli(&words.into_iter().chain(granted).collect::<Vec<_>>());
+        let url = format!("redis://app:pw@{}", server.addr());
+        let mgr = RedisMgr::new(config_long_timeouts(url)).unwrap();
+        let (read, permit) = (format!("r{missing}"), format!("s{missing}"));
+        let refused = [
+            (mgr.rw_lock(&read).unwrap().try_read().is_err(), read),
+            (mgr.semaphore(&permit, 2).unwrap().try_acquire().is_err(), permit),
+        ];
+        for (_, name) in refused.iter().filter(|(is_refused, _)| *is_refused) {
+            assert!(!all.is_locked(name).unwrap(), "{name}");
+        }
+        let needed = ["+zadd", "+pexpireat"].contains(&missing);
+        assert!(!needed || refused.iter().any(|(is_refused, _)| *is_refused), "{missing}");
+    }
 }

@@ -70,7 +70,6 @@ local function write_members(now)
   if is_new then
     -- Members that are left of an earlier group, whose lock key was deleted, must not come back.
     redis.call('DEL', KEYS[5])
-    redis.call('SET', KEYS[1], holder, 'PXAT', latest)
   else
     redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', in_ms(now))
   end
@@ -78,8 +77,14 @@ local function write_members(now)
   for i = 1, #added, ARGS_MAX do
     redis.call('ZADD', KEYS[5], 'GT', unpack(added, i, math.min(i + ARGS_MAX - 1, #added)))
   end
-  local last = redis.call('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES')[2]
-  if tonumber(last) <= latest then set_expiry(KEYS[1], KEYS[5], last) end
+  if is_new then
+    -- The lock comes last: if the user may not call a command, nobody has taken it.
+    redis.call('PEXPIREAT', KEYS[5], latest)
+    redis.call('SET', KEYS[1], holder, 'PXAT', latest)
+  else
+    local last = redis.call('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES')[2]
+    if tonumber(last) <= latest then set_expiry(KEYS[1], KEYS[5], last) end
+  end
   added, latest, is_new = {}, 0, false
 end
 
