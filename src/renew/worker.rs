@@ -155,9 +155,17 @@ impl Worker {
                      trying smaller requests"
                 );
             }
-            let (one, other) = due.split_at(due.len() / 2);
-            self.renew_batch(one, logged);
-            self.renew_batch(other, logged);
+            let mut refused = Vec::new();
+            for (one, renewal) in batch.into_iter().zip(renewals) {
+                if matches!(renewal, Renewal::Unconfirmed { .. }) {
+                    refused.push(one.clone());
+                } else {
+                    self.apply_renewal(one.0, &one.1, renewal, None);
+                }
+            }
+            let (some, others) = refused.split_at(refused.len() / 2);
+            self.renew_batch(some, logged);
+            self.renew_batch(others, logged);
             return true;
         }
         let mut failed = Vec::new();
