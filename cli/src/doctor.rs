@@ -16,6 +16,7 @@ mod other_prefixes;
 mod permission_probe;
 mod permissions;
 mod replica_checks;
+mod rights;
 mod sentinel;
 mod sentinel_checks;
 

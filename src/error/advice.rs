@@ -9,12 +9,16 @@ pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
              and to distlock:*",
         );
     }
-    // A permission that is missing inside a script is reported as a plain ERR.
-    if code == "NOPERM"
-        || message.contains("NOPERM")
-        || message.contains("ACL failure")
-        || message.contains("executing the script can")
-    {
+    // A permission that is missing inside a script is reported as a plain ERR, and most servers do
+    // not name it.
+    if message.contains("executing the script can") {
+        return Some(
+            "grant the permissions listed in the README; read-write locks and semaphores also \
+             need +lindex +pexpireat +zadd +zcount +zmscore +zrange +zrangebyscore +zrem \
+             +zremrangebyscore +zscore",
+        );
+    }
+    if code == "NOPERM" || message.contains("NOPERM") || message.contains("ACL failure") {
         return Some("grant the permissions listed in the README");
     }
     if ["nknown command", "Unknown Redis command", "Unknown Redict command"]

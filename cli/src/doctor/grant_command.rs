@@ -7,6 +7,7 @@ use redis::IntoConnectionInfo as _;
 
 use super::permissions::{
     INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS, SETTINGS_PERMISSION,
+    SHARED_PERMISSIONS,
 };
 use crate::{
     format,
@@ -28,6 +29,7 @@ pub(super) fn all_permissions(lock_pattern: &str) -> Vec<&str> {
         .into_iter()
         .map(|permission| if permission == "~lock:*" { lock_pattern } else { permission })
         .chain(INSPECT_PERMISSIONS)
+        .chain(SHARED_PERMISSIONS)
         .chain(NODE_PERMISSIONS)
         .chain([SETTINGS_PERMISSION])
         .collect()

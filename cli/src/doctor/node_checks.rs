@@ -7,8 +7,10 @@ use super::{
     finding::Finding,
     grant_command,
     other_prefixes::check_prefix,
-    permission_probe, permissions,
+    permission_probe,
+    permissions::SETTINGS_PERMISSION,
     replica_checks::{check_cut_off, check_replicas},
+    rights::{GRANT_ADVICE, PASTE_ADVICE, check_rights},
 };
 use crate::format;
 
@@ -70,12 +72,6 @@ pub(super) fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Opti
     })
 }
 
-const GRANT_ADVICE: &str = "run this in redis-cli as an administrator";
-/// Advice for a command that adds key patterns or channel patterns which may be there already.
-const PASTE_ADVICE: &str = "run this in redis-cli as an administrator; if the server replies that \
-                            a pattern follows the * pattern, leave out the patterns of that kind \
-                            (~ or &)";
-
 fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) -> Finding {
     let grant_all = || grant_command::all_permissions(lock_pattern);
     let finding =
@@ -100,51 +96,6 @@ fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) ->
             .advice("this looks like a Sentinel or a proxy; connect to the server behind it"),
         _ => finding("login").advice("fix what the server reports"),
     }
-}
-
-/// Reports the missing permissions, with the command that grants them.
-fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
-    let missing = &node.permissions.missing;
-    let is_needed =
-        |permission: &String| !permissions::INSPECT_PERMISSIONS.contains(&permission.as_str());
-    // For a single server, the checks that need `NODE_PERMISSIONS` report them.
-    let reported: Vec<&String> = missing
-        .iter()
-        .filter(|permission| {
-            requirements.nodes > 1 || !permissions::NODE_PERMISSIONS.contains(&permission.as_str())
-        })
-        .collect();
-    if reported.is_empty() {
-        return Some(Finding::ok("rights", "all permissions that locks need"));
-    }
-    let list = |permissions: &[&String]| {
-        permissions.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" ")
-    };
-    let (needed, more): (Vec<&String>, Vec<&String>) =
-        reported.into_iter().partition(|name| is_needed(name));
-    let mut says = match (needed.as_slice(), more.as_slice()) {
-        ([], more) => format!("some commands cannot work; missing: {}", list(more)),
-        (needed, []) => format!("missing: {}", list(needed)),
-        (needed, more) => {
-            format!("missing: {}, and to inspect locks: {}", list(needed), list(more))
-        }
-    };
-    let untested = &node.permissions.untested;
-    if !untested.is_empty() {
-        says += &format!("; cannot be tested without them: {}", untested.join(" "));
-    }
-    // What only some checks need is granted with the rest, so that the next run checks everything.
-    let settings =
-        (node.appendfsync == Queried::Denied).then_some(permissions::SETTINGS_PERMISSION);
-    let granted = missing.iter().chain(untested).map(String::as_str).chain(settings);
-    let finding = if needed.is_empty() {
-        Finding::warning("rights", says)
-    } else {
-        Finding::problem("rights", says)
-    };
-    let is_pattern = |permission: &String| permission.starts_with(['~', '&']);
-    let advice = if untested.iter().any(is_pattern) { PASTE_ADVICE } else { GRANT_ADVICE };
-    Some(finding.advice(advice).command(grant_command::grant_command(&node.user, granted)))
 }
 
 /// Reports once that `INFO` failed, for all checks that need it.
@@ -310,7 +261,7 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
 fn settings_denied(node: &NodeFacts, check: &'static str, says: &str) -> Finding {
     Finding::unknown(check, says)
         .advice(GRANT_ADVICE)
-        .command(grant_command::grant_command(&node.user, [permissions::SETTINGS_PERMISSION]))
+        .command(grant_command::grant_command(&node.user, [SETTINGS_PERMISSION]))
 }
 
 /// Adds how long a restarted node does not vote yet, whatever it has on disk.

@@ -6,7 +6,7 @@ use redis::{RedisError, Value};
 
 use super::{
     facts::Permissions,
-    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS},
+    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, SHARED_PERMISSIONS},
 };
 use crate::temp_lock::TempLock;
 
@@ -60,7 +60,7 @@ pub(super) fn probe_permissions(
     // Otherwise it would leave a list behind.
     let has_string = is_allowed("+set", &["SET", &temp_lock.queue_key, "-", "NX", "PX", "5000"])?;
     let mut untested = Vec::new();
-    for permission in LOCK_PERMISSIONS.into_iter().chain(INSPECT_PERMISSIONS) {
+    for permission in listed_permissions() {
         let words = probe_command(permission, temp_lock);
         if words.is_empty() {
             continue;
@@ -84,11 +84,7 @@ pub(super) fn probe_permissions(
     is_allowed("+subscribe", &["SUBSCRIBE", &temp_lock.channel])?;
     // Several commands may miss the same key or channel. Sorting restores the order of the list.
     let position = |permission: &String| {
-        LOCK_PERMISSIONS
-            .iter()
-            .chain(&INSPECT_PERMISSIONS)
-            .position(|listed| listed == permission)
-            .unwrap_or(0)
+        listed_permissions().position(|listed| listed == permission).unwrap_or(0)
     };
     permissions.missing.sort_by_key(position);
     permissions.untested =
@@ -96,11 +92,17 @@ pub(super) fn probe_permissions(
     Ok(permissions)
 }
 
+/// All permissions that are tested here, in the order in which they are reported.
+fn listed_permissions() -> impl Iterator<Item = &'static str> {
+    LOCK_PERMISSIONS.into_iter().chain(INSPECT_PERMISSIONS).chain(SHARED_PERMISSIONS)
+}
+
 /// A command that needs this permission and changes nothing. Empty for keys and channels, which
 /// several commands need, and for `+subscribe`, which must come last.
 fn probe_command<'a>(permission: &str, temp_lock: &'a TempLock) -> Vec<&'a str> {
     const NO_SCRIPT: &str = "0000000000000000000000000000000000000000";
     let (lock, queue) = (temp_lock.key.as_str(), temp_lock.queue_key.as_str());
+    let token = temp_lock.token_key.as_str();
     match permission {
         "+eval" => vec!["EVAL", "return 1", "0"],
         "+evalsha" => vec!["EVALSHA", NO_SCRIPT, "0"],
@@ -115,14 +117,25 @@ fn probe_command<'a>(permission: &str, temp_lock: &'a TempLock) -> Vec<&'a str> 
         "+pexpire" => vec!["PEXPIRE", lock, "1"],
         "+rpush" => vec!["RPUSH", queue, "-"],
         "+lpush" => vec!["LPUSH", queue, "-"],
-        "+lpop" => vec!["LPOP", &temp_lock.token_key],
-        "+lpos" => vec!["LPOS", &temp_lock.token_key, "-"],
-        "+lrem" => vec!["LREM", &temp_lock.token_key, "0", "-"],
-        "+llen" => vec!["LLEN", &temp_lock.token_key],
-        "+lrange" => vec!["LRANGE", &temp_lock.token_key, "0", "0"],
+        "+lpop" => vec!["LPOP", token],
+        "+lpos" => vec!["LPOS", token, "-"],
+        "+lrem" => vec!["LREM", token, "0", "-"],
+        "+llen" => vec!["LLEN", token],
+        "+lrange" => vec!["LRANGE", token, "0", "0"],
         "+publish" => vec!["PUBLISH", &temp_lock.channel, "-"],
         "+pubsub|numsub" => vec!["PUBSUB", "NUMSUB", &temp_lock.channel],
         "+scan" => vec!["SCAN", "0", "COUNT", "1"],
+        "+lindex" => vec!["LINDEX", token, "0"],
+        "+pexpireat" => vec!["PEXPIREAT", lock, "1"],
+        // `XX` changes only a member that exists.
+        "+zadd" => vec!["ZADD", token, "XX", "0", "-"],
+        "+zcount" => vec!["ZCOUNT", token, "0", "0"],
+        "+zmscore" => vec!["ZMSCORE", token, "-"],
+        "+zrange" => vec!["ZRANGE", token, "0", "0"],
+        "+zrangebyscore" => vec!["ZRANGEBYSCORE", token, "0", "0"],
+        "+zrem" => vec!["ZREM", token, "-"],
+        "+zremrangebyscore" => vec!["ZREMRANGEBYSCORE", token, "0", "0"],
+        "+zscore" => vec!["ZSCORE", token, "-"],
         _ => vec![],
     }
 }
@@ -186,17 +199,13 @@ mod tests {
     #[test]
     fn every_listed_permission_is_tested() {
         let temp_lock = TempLock::new("lock:");
-        let untested = LOCK_PERMISSIONS
-            .into_iter()
-            .chain(INSPECT_PERMISSIONS)
+        let untested = listed_permissions()
             .filter(|permission| probe_command(permission, &temp_lock).is_empty());
         assert_eq!(
             untested.collect::<Vec<_>>(),
             ["~lock:*", "~distlock:*", "&distlock:client:*", "+subscribe"]
         );
-        for permission in LOCK_PERMISSIONS
-            .into_iter()
-            .chain(INSPECT_PERMISSIONS)
+        for permission in listed_permissions()
             .filter(|permission| !probe_command(permission, &temp_lock).is_empty())
         {
             let words = permission.trim_start_matches('+').to_uppercase();

@@ -29,6 +29,20 @@ pub(crate) const LOCK_PERMISSIONS: [&str; 22] = [
 /// Further permissions for listing and showing locks.
 pub(crate) const INSPECT_PERMISSIONS: [&str; 2] = ["+scan", "+lrange"];
 
+/// Further permissions for read-write locks and semaphores.
+pub(crate) const SHARED_PERMISSIONS: [&str; 10] = [
+    "+lindex",
+    "+pexpireat",
+    "+zadd",
+    "+zcount",
+    "+zmscore",
+    "+zrange",
+    "+zrangebyscore",
+    "+zrem",
+    "+zremrangebyscore",
+    "+zscore",
+];
+
 /// Further permissions over several nodes, to identify a server and find out when it started.
 pub(crate) const NODE_PERMISSIONS: [&str; 1] = ["+info"];
 

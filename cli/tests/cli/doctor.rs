@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::command::{Finished, distlock, distlock_at, distlock_at_url, run_for_json, run_to_end};
 use crate::{
     helpers::{CALL_LIMIT, FENCE, completes_within},
-    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS},
+    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS, SHARED_PERMISSIONS},
     support::{
         Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, command, eventually, eventually_some,
         garbage_server, silent_server,
@@ -295,6 +295,7 @@ fn all_but(missing: &str) -> Vec<&'static str> {
         .into_iter()
         .chain(INSPECT_PERMISSIONS)
         .chain(NODE_PERMISSIONS)
+        .chain(SHARED_PERMISSIONS)
         .filter(|right| *right != missing)
         .collect()
 }
@@ -302,8 +303,8 @@ fn all_but(missing: &str) -> Vec<&'static str> {
 #[test]
 fn denied_queries_are_unknown_not_problems() {
     let server = RedisServer::start();
-    let report =
-        report_at(&acl_user(&server, &[&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS].concat()));
+    let rights = [&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS, &SHARED_PERMISSIONS].concat();
+    let report = report_at(&acl_user(&server, &rights));
     report.says("info", "unknown", "+info is missing").says(
         "timeout",
         "unknown",
@@ -311,7 +312,7 @@ fn denied_queries_are_unknown_not_problems() {
     );
     report.says("rights", "ok", "all").problems(&[]).hands_over();
     assert_eq!(report.value["unknown"], 2);
-    let url = acl_user(&server, &[&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS].concat());
+    let url = acl_user(&server, &rights);
     let text = run_to_end(distlock_at_url(&url, &["doctor"])).expect_code(0).out;
     let verdict = "incomplete: 2 results unknown; otherwise no problems, ";
     assert!(text.lines().last().unwrap().starts_with(verdict), "{text}");

@@ -5,34 +5,46 @@ use distlock::RedisMgr;
 use super::{LONG, spawn_waiter};
 use crate::{
     helpers::{SECOND, UnwrapReleased, config_long_timeouts, manager, with_ttl},
-    security::permissions::list::LOCK_PERMISSIONS,
+    security::permissions::list::{LOCK_PERMISSIONS, SHARED_PERMISSIONS},
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
 
-/// Beside those of a mutex, as the README lists them.
-const SHARED: [&str; 10] = [
-    "+lindex",
-    "+pexpireat",
-    "+zadd",
-    "+zcount",
-    "+zmscore",
-    "+zrange",
-    "+zrangebyscore",
-    "+zrem",
-    "+zremrangebyscore",
-    "+zscore",
-];
+const WORDS: [&str; 8] = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetchannels", "-@all"];
+
+fn manager_of_user(server: &RedisServer) -> RedisMgr {
+    let url = format!("redis://app:pw@{}", server.addr());
+    RedisMgr::new(config_long_timeouts(url)).unwrap()
+}
+
+/// A server does not say which command a script may not run.
+#[test]
+fn error_names_the_permissions_that_a_group_lacks() {
+    let server = RedisServer::start();
+    server.cli(&WORDS.into_iter().chain(LOCK_PERMISSIONS).collect::<Vec<_>>());
+    let mgr = manager_of_user(&server);
+    mgr.rw_lock("r").unwrap().write().unwrap().release().unwrap().unwrap_released();
+    for error in [
+        mgr.rw_lock("r").unwrap().read().unwrap_err(),
+        mgr.semaphore("s", 2).unwrap().acquire().unwrap_err(),
+    ] {
+        let text = error.to_string();
+        assert!(error.is_refused(), "{error:?}");
+        assert!(text.contains(&SHARED_PERMISSIONS.join(" ")), "{text}");
+    }
+}
 
 #[test]
 fn listed_permissions_suffice_for_readers_and_permits() {
     let readme = include_str!("../../../README.md");
-    assert!(SHARED.iter().all(|permission| readme.contains(&format!("`{permission}`"))));
+    let (_, listed) = readme.split_once("Read-write locks and semaphores also need").unwrap();
+    let listed = listed.split("\n\n").next().unwrap();
+    let listed: Vec<&str> = listed.split('`').filter(|word| word.starts_with('+')).collect();
+    assert_eq!(listed, SHARED_PERMISSIONS);
     let server = RedisServer::start();
-    let words = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetchannels", "-@all"];
-    let listed = LOCK_PERMISSIONS.iter().copied().chain(SHARED).chain(["+scan", "+lrange"]);
-    server.cli(&words.into_iter().chain(listed).collect::<Vec<_>>());
-    let url = format!("redis://app:pw@{}", server.addr());
-    let mgr = RedisMgr::new(config_long_timeouts(url)).unwrap();
+    let listed =
+        LOCK_PERMISSIONS.iter().copied().chain(SHARED_PERMISSIONS).chain(["+scan", "+lrange"]);
+    server.cli(&WORDS.into_iter().chain(listed).collect::<Vec<_>>());
+    let mgr = manager_of_user(&server);
 
     let lock = mgr.rw_lock("r").unwrap();
     let writer = lock.write().unwrap();
@@ -61,9 +73,9 @@ fn listed_permissions_suffice_for_readers_and_permits() {
 fn missing_permission_leaves_no_lock_behind() {
     let server = RedisServer::start();
     let all = manager(&server);
-    for missing in SHARED {
+    for missing in SHARED_PERMISSIONS {
         let words = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetchannels", "-@all"];
-        let others = SHARED.into_iter().filter(|permission| *permission != missing);
+        let others = SHARED_PERMISSIONS.into_iter().filter(|permission| *permission != missing);
         let granted = LOCK_PERMISSIONS.iter().copied().chain(others);
         server.cli(&words.into_iter().chain(granted).collect::<Vec<_>>());
         let url = format!("redis://app:pw@{}", server.addr());

@@ -6,7 +6,7 @@ use super::{acl_user, all_but, examine, report, report_at};
 use crate::{
     command::{distlock_at_url, run_to_end},
     helpers::FENCE,
-    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS},
+    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, SHARED_PERMISSIONS},
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
 
@@ -34,6 +34,14 @@ fn missing_permission_is_named_with_grant_command() {
         let report = report_at(&acl_user(&server, &all_but(missing)));
         report.says("rights", "warning", missing).advises("rights", missing).problems(&[]);
     }
+    for missing in SHARED_PERMISSIONS {
+        let report = report_at(&acl_user(&server, &all_but(missing)));
+        let says = format!("read-write locks and semaphores also need {missing}");
+        report.says("rights", "warning", &says).advises("rights", missing).problems(&[]);
+    }
+    let mutexes = [&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS].concat();
+    let report = report_at(&acl_user(&server, &mutexes));
+    report.advises("rights", &SHARED_PERMISSIONS.join(" "));
     eventually("only the fence is left", TEST_TIMEOUT, || server.keys() == [FENCE]);
 }
 
