@@ -147,7 +147,14 @@ fn check_handover(facts: &Facts) -> Option<Finding> {
     let times = match &facts.handover {
         Some(Ok(times)) => times,
         None => {
-            return Some(Finding::unknown("handover", "not tried, because too few servers reply"));
+            let replies = |node: &&NodeFacts| !matches!(node.contact, Contact::Unreachable(_));
+            let replying = facts.nodes.iter().filter(replies).count();
+            let why = if replying > facts.nodes.len() / 2 {
+                "not tried, because of the problems above"
+            } else {
+                "not tried, because too few servers reply"
+            };
+            return Some(Finding::unknown("handover", why));
         }
         Some(Err(why)) => {
             return Some(

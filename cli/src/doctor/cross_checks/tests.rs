@@ -63,7 +63,14 @@ fn nodes_that_are_away_are_counted() {
 
 #[test]
 fn handover_that_was_not_tried_is_unknown() {
-    assert_eq!(handover_level(&facts(&["a:1", "b:1", "c:1"])), Level::Unknown);
+    let mut facts = facts(&["a:1", "b:1", "c:1"]);
+    assert_eq!(handover_level(&facts), Level::Unknown);
+    let refused = || Contact::Refused { code: "WRONGPASS".into(), message: "no".into() };
+    facts.nodes.iter_mut().for_each(|node| node.contact = refused());
+    let says = |facts: &Facts| check_handover(facts).unwrap().message;
+    assert_eq!(says(&facts), "not tried, because of the problems above");
+    facts.nodes[..2].iter_mut().for_each(|node| node.contact = Contact::Unreachable("no".into()));
+    assert_eq!(says(&facts), "not tried, because too few servers reply");
 }
 
 #[test]
