@@ -17,7 +17,10 @@ pub use self::options::LockOptions;
 #[cfg(feature = "tls")]
 pub use self::tls::Tls;
 pub(crate) use self::validated::{LockParams, ValidatedConfig};
-use self::{urls::split_urls, validated::TTL_MAX};
+use self::{
+    urls::{split_urls, with_lower_case_scheme},
+    validated::TTL_MAX,
+};
 use crate::{
     backend::redis::{self, Endpoint, Replicas},
     error::{LockError, Result},
@@ -101,7 +104,7 @@ impl Config {
         I::Item: Into<String>,
     {
         Config {
-            urls: urls.into_iter().map(Into::into).collect(),
+            urls: urls.into_iter().map(|url| with_lower_case_scheme(url.into())).collect(),
             non_utf8_variable: None,
             password: None,
             prefix: DEFAULT_PREFIX.into(),

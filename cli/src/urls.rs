@@ -12,9 +12,7 @@ pub(crate) fn has_password(urls: &str) -> bool {
             None => {
                 let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
                 let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-                // Such a URL names several sentinels or nodes.
-                let names_several = scheme.ends_with("+sentinel") || scheme.ends_with("+cluster");
-                let separator = if names_several { "," } else { "://" };
+                let separator = if names_several_hosts(scheme) { "," } else { "://" };
                 !authority.split(separator).all(is_host_and_port)
             }
         };
@@ -28,7 +26,8 @@ pub(crate) fn has_password(urls: &str) -> bool {
 /// Whether the URL is that of a MySQL or MariaDB server.
 pub(crate) fn is_mysql(url: &str) -> bool {
     let scheme = url.trim_start().split_once("://").map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| matches!(scheme, "mysql" | "mariadb"))
+    let is = |known: &str| scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(known));
+    is("mysql") || is("mariadb")
 }
 
 /// Splits a comma-separated list as the library does: at a comma that a scheme follows. A password
@@ -51,7 +50,7 @@ pub(crate) fn split_urls(urls: &str) -> impl Iterator<Item = &str> {
 /// Returns the URL of a single server with the same login, for a URL that names several hosts.
 pub(crate) fn with_one_host(url: &str) -> String {
     match url.split_once("://") {
-        Some((scheme, rest)) if scheme.ends_with("+cluster") || scheme.ends_with("+sentinel") => {
+        Some((scheme, rest)) if names_several_hosts(scheme) => {
             let (login, hosts) = rest.rsplit_once('@').unwrap_or(("", rest));
             let host = hosts.split([',', '/', '?']).next().unwrap_or_default();
             let at = if login.is_empty() { "" } else { "@" };
@@ -59,6 +58,12 @@ pub(crate) fn with_one_host(url: &str) -> String {
         }
         _ => url.to_owned(),
     }
+}
+
+/// Whether URLs with this scheme, in upper or lower case, name sentinels or nodes.
+fn names_several_hosts(scheme: &str) -> bool {
+    let scheme = scheme.to_ascii_lowercase();
+    scheme.ends_with("+cluster") || scheme.ends_with("+sentinel")
 }
 
 /// Whether this is a host, with at most a numeric port after a colon.
@@ -117,6 +122,13 @@ mod tests {
     }
 
     #[test]
+    fn schemes_are_the_same_in_upper_case() {
+        assert!(is_mysql("MySQL://h/shop") && is_mysql("mariadb://h/shop"));
+        assert!(!is_mysql("redis://h") && !is_mysql("mysql"));
+        assert_eq!(with_one_host("Redis+Cluster://u@h:1,i:2"), "redis://u@h:1");
+    }
+
+    #[test]
     fn host_port_and_user_are_not_passwords() {
         for url in [
             "",
@@ -133,6 +145,7 @@ mod tests {
             "redis+sentinel://u@h:1,i/main?sentinel_user=w",
             "redis://u@h:1/2, valkey+unix://v@h,unix:///s",
             "mysql://app@h:3306/shop",
+            "REDIS+Cluster://h:1,i:2",
             "mysql://app@localhost/shop?socket=/run/mysqld/mysqld.sock",
         ] {
             assert!(!has_password(url), "{url}");

@@ -19,6 +19,14 @@ pub(super) fn split_urls(urls: &str) -> Vec<String> {
     list
 }
 
+/// Schemes are the same in upper and lower case.
+pub(super) fn with_lower_case_scheme(mut url: String) -> String {
+    if let Some(end) = url.find("://") {
+        url[..end].make_ascii_lowercase();
+    }
+    url
+}
+
 /// The URL of a single server behind the sentinels or in the cluster of `url`, with the same login,
 /// database and security.
 pub(super) fn at_server(url: &str, server: &str) -> String {
@@ -46,6 +54,12 @@ mod tests {
         ] {
             assert_eq!(at_server(url, "r:1"), server);
         }
+    }
+
+    #[test]
+    fn scheme_may_be_in_upper_case() {
+        let config = Config::new("REDIS://:SeCret@H1,Valkey+Cluster://:x@h2");
+        assert_eq!(config.urls, ["redis://:SeCret@H1", "valkey+cluster://:x@h2"]);
     }
 
     #[test]

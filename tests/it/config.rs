@@ -22,11 +22,13 @@ fn unsupported_url_is_rejected_at_construction() {
         ("", "not a server URL"),
         ("127.0.0.1:6379", "not a server URL"),
         ("http://127.0.0.1", "unknown scheme"),
+        ("mysql://root@127.0.0.1/shop", "use MySqlMgr"),
+        ("redis://a:1,redis://b:2,", "a URL in the list is empty"),
         #[cfg(not(feature = "tls"))]
         ("rediss://127.0.0.1", "TLS"),
         ("redis://a:1,redis://b:2,redis://a:1", "a:1 is listed twice"),
-        ("redis://127.0.0.1:99999", "URL is invalid"),
-        ("redis://127.0.0.1/not-a-number", "URL is invalid"),
+        ("REDIS://127.0.0.1:99999", "the redis:// URL is invalid: the port is not a number"),
+        ("redis://127.0.0.1/db", "URL is invalid: the database is not a number"),
         ("redis://", "URL is invalid"),
         ("redis-sentinel://127.0.0.1", "unknown scheme"),
     ] {

@@ -52,7 +52,7 @@ impl MySqlEndpoint {
 fn parse(url: &str) -> Result<MySqlEndpoint, String> {
     let invalid = |what: &str| format!("the URL of the database {what}; {USABLE_URLS}");
     let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("has no scheme"))?;
-    if !matches!(scheme, "mysql" | "mariadb") {
+    if !["mysql", "mariadb"].iter().any(|known| scheme.eq_ignore_ascii_case(known)) {
         return Err(invalid("has an unknown scheme"));
     }
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -189,6 +189,7 @@ mod tests {
         let endpoint = MySqlEndpoint::parse("mariadb://root@[::1]:3307/my%2Fshop").unwrap();
         assert_eq!((&*endpoint.label, &*endpoint.database), ("[::1]:3307", "my/shop"));
         assert_eq!(endpoint.password, None);
+        assert!(MySqlEndpoint::parse("MySQL://root@h/shop").is_ok());
         let socket = "mysql://me@localhost/shop?socket=/run/mysqld/mysqld.sock";
         let endpoint = MySqlEndpoint::parse(socket).unwrap();
         assert_eq!((&*endpoint.label, endpoint.is_unix), ("/run/mysqld/mysqld.sock", true));

@@ -2,9 +2,12 @@
 //! appears in any output.
 
 mod cluster_url;
+mod malformed_part;
 mod sentinel_url;
 
 use std::{fmt, sync::Arc};
+
+use self::malformed_part::malformed_part;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 
@@ -75,6 +78,7 @@ impl Endpoint {
                      feature `tls`, or use redis:// to a local TLS proxy"
                 )));
             }
+            "mysql" | "mariadb" => return Err(invalid(MYSQL_ADVICE.to_owned())),
             "" => return Err(invalid(format!("this is not a server URL; {USABLE_URLS}"))),
             // The URL is not repeated, because a misplaced password may be part of the scheme.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE_URLS}"))),
@@ -97,6 +101,11 @@ impl Endpoint {
                  database after a slash (redis://host/1) or as unix:///path?db=1&user=…&pass=…, \
                  and in passwords write ? as %3F and # as %23"
             )));
+        }
+        if topology == Topology::Server && !scheme.contains("unix") && url.ends_with(',') {
+            return Err(invalid(
+                "a URL in the list is empty; remove the comma before it".to_owned(),
+            ));
         }
         let is_secure = matches!(base, "rediss" | "valkeys");
         let secure = secure.filter(|_| is_secure);
@@ -182,6 +191,13 @@ const USABLE_URLS: &str = "supported are redis://[user[:password]@]host[:port][/
     redis+sentinel://host,host/master[/db], \
     redis+cluster://host,host and unix:///path";
 
+#[cfg(feature = "mysql")]
+const MYSQL_ADVICE: &str =
+    "the URL is that of a MySQL or MariaDB server; use MySqlMgr and MySqlConfig for it";
+#[cfg(not(feature = "mysql"))]
+const MYSQL_ADVICE: &str = "the URL is that of a MySQL or MariaDB server; enable the feature \
+    `mysql`, and use MySqlMgr and MySqlConfig for it";
+
 fn host_label(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
@@ -192,14 +208,11 @@ fn non_empty(text: Option<&str>) -> Option<String> {
 
 /// Parses a URL without TLS. Messages name its scheme as `scheme`.
 fn parse_plain(plain: &str, scheme: &str) -> Result<ConnectionInfo> {
-    escape_query_plus(plain, scheme.contains("unix")).into_connection_info().map_err(|error| {
-        LockError::InvalidConfig {
-            // The detail names the invalid part without quoting it.
-            reason: format!(
-                "the {scheme}:// URL is invalid: {}; {USABLE_URLS}",
-                detail_without_url(&error)
-            ),
-        }
+    // The parser's own message does not name the part, or quotes it.
+    escape_query_plus(plain, scheme.contains("unix")).into_connection_info().map_err(|_| {
+        let part = malformed_part(plain);
+        let reason = format!("the {scheme}:// URL is invalid: {part}; {USABLE_URLS}");
+        LockError::InvalidConfig { reason }
     })
 }
 
@@ -223,14 +236,6 @@ fn escape_query_plus(url: &str, is_unix: bool) -> String {
         Some((path, query)) if is_unix => format!("{path}?{}", query.replace('+', "%2B")),
         _ => url.to_owned(),
     }
-}
-
-fn detail_without_url(error: &redis::RedisError) -> String {
-    error
-        .detail()
-        .filter(|detail| !detail.contains("://"))
-        .unwrap_or("some part is malformed")
-        .to_owned()
 }
 
 impl fmt::Debug for Endpoint {
