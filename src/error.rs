@@ -1,10 +1,12 @@
 //! `LockError` and `LockLost`. Each message says what was tried, on which lock and server, what
 //! happened, and what to do.
 
+mod action;
 mod advice;
 
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
+pub use self::action::Action;
 use self::advice::advice;
 use crate::{
     core::{
@@ -63,6 +65,8 @@ pub enum LockError {
         server: Arc<str>,
         /// What went wrong.
         cause: Box<dyn Error + Send + Sync>,
+        /// What to do, or what the manager does; empty if there is nothing to say.
+        advice: &'static str,
     },
     /// A secure connection is not possible: the certificate of the server or of this client is not
     /// accepted, or one side does not speak TLS. Trying again does not help.
@@ -196,38 +200,15 @@ pub enum LockError {
     },
 }
 
-/// What a call was doing when it failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Action {
-    /// Acquiring a lock.
-    Acquire,
-    /// Renewing a lock.
-    Renew,
-    /// Releasing a lock.
-    Release,
-    /// Reading the holder of a lock.
-    Inspect,
-    /// Checking that the server replies.
-    Ping,
-    /// Borrowing a connection from the pool.
-    Connect,
-}
-
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Action::Acquire => "acquire",
-            Action::Renew => "renew",
-            Action::Release => "release",
-            Action::Inspect => "inspect",
-            Action::Ping => "ping",
-            Action::Connect => "connect to",
-        })
-    }
-}
-
 impl LockError {
+    /// Replaces what the message says about what to do, if the server was unavailable.
+    pub(crate) fn advising(mut self, what: &'static str) -> LockError {
+        if let LockError::Unavailable { advice, .. } = &mut self {
+            *advice = what;
+        }
+        self
+    }
+
     /// Returns true if another client holds the lock: [`Held`](Self::Held) or
     /// [`Timeout`](Self::Timeout). Trying again later may succeed.
     pub fn is_contended(&self) -> bool {
@@ -309,7 +290,8 @@ impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LockError::Held { name, holder, server } => {
-                write!(f, "lock {} is held by {holder} (according to {server})", Quoted(name))
+                let held = holder.hold_clause();
+                write!(f, "lock {} {held} (according to {server})", Quoted(name))
             }
             LockError::Timeout { name, holder, waited, server } => {
                 write!(
@@ -319,25 +301,25 @@ impl fmt::Display for LockError {
                     HumanDuration(*waited)
                 )?;
                 match holder {
-                    Some(holder) => write!(f, "it is held by {holder} (according to {server})"),
+                    Some(holder) => {
+                        write!(f, "it {} (according to {server})", holder.hold_clause())
+                    }
                     None => write!(f, "its holder is unknown, because {server} did not reply"),
                 }
             }
-            LockError::Unavailable { action, name, server, cause } => {
-                write!(
-                    f,
-                    "could not {action} {} at {server}: {cause}; try again later",
-                    Subject(name)
-                )
+            LockError::Unavailable { action, name, server, cause, advice } => {
+                write!(f, "could not {action} {} at {server}: {cause}", Subject(name))?;
+                if advice.is_empty() { Ok(()) } else { write!(f, "; {advice}") }
             }
             LockError::Tls { action, name, server, reason } => {
                 write!(f, "could not {action} {} at {server}: {reason}", Subject(name))
             }
             LockError::PoolExhausted { action, name, server, pool_size } => write!(
                 f,
-                "could not {action} {} at {server}: all {pool_size} pooled connections are in use; \
-                 return them sooner, or raise Config::pool_size",
-                Subject(name)
+                "could not {action} {} at {server}: {} in use; return them sooner, or raise \
+                 Config::pool_size",
+                Subject(name),
+                AllConnections(*pool_size)
             ),
             LockError::Refused { action, name, server, code, message } => {
                 write!(
@@ -404,8 +386,22 @@ impl fmt::Display for LockError {
     }
 }
 
+/// The advice where a server was unavailable and nothing remains of the call.
+pub(crate) const TRY_AGAIN: &str = "try again later";
+
 const QUARANTINE_ADVICE: &str = "; if no node has ever been used, run distlock init or call \
      Config::declare_nodes_new; for tests, set Config::quarantine(Duration::ZERO)";
+
+struct AllConnections(u32);
+
+impl fmt::Display for AllConnections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.write_str("the only pooled connection is"),
+            size => write!(f, "all {size} pooled connections are"),
+        }
+    }
+}
 
 struct Subject<'a>(&'a Option<String>);
 

@@ -51,10 +51,6 @@ use crate::{
 /// ends right after it.
 const REPORTS_MAX: Duration = Duration::from_millis(200);
 
-/// Why users cannot borrow a connection.
-const NO_CONNECTION: &str = "no connection leads to all keys; connect to the nodes of the \
-    cluster with a client for clusters";
-
 /// The parts of a manager.
 pub(crate) struct Manager {
     config: ValidatedConfig,
@@ -220,7 +216,7 @@ impl Manager {
             Some(pool) => pool.get(Urgency::Other, self.operation_deadline()),
             None => Err(NodeError {
                 outcome_unknown: false,
-                kind: NodeErrorKind::Ineligible(NO_CONNECTION.to_owned()),
+                kind: NodeErrorKind::Ineligible(self.backend.why_no_connection().to_owned()),
             }),
         };
         connections.map_err(|failure| {

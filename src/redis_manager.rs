@@ -320,6 +320,8 @@ impl RedisMgr {
     /// # Errors
     ///
     /// [`LockError::PoolExhausted`] if no connection becomes free within one operation timeout.
+    /// [`LockError::Unavailable`] always in a Redis Cluster, where no connection leads to all keys,
+    /// and for the server in memory of the feature `testing`.
     pub fn connection(&self) -> Result<PooledConnection> {
         let pooled = self.handle.manager()?.connection()?;
         Ok(PooledConnection::new(pooled))

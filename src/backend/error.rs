@@ -13,7 +13,7 @@ use crate::{
         node_answer::{AnswerList, NodeAnswer},
         quorum::NodeSet,
     },
-    error::{Action, LockError},
+    error::{Action, LockError, TRY_AGAIN},
     sys::display::HumanDuration,
 };
 
@@ -41,6 +41,11 @@ pub(crate) enum NodeErrorKind {
     Tls(String),
     /// The reply is malformed or does not match the request.
     Protocol(String),
+    /// The server speaks another protocol. Its first bytes, escaped.
+    NotRedis(String),
+    /// A connection was opened, and the server did not begin as MySQL servers do.
+    #[cfg(feature = "mysql")]
+    NoGreeting,
     /// A quorum granted the lock, but repeatedly with different fencing tokens.
     TokenDisagreement,
     /// All pooled connections are in use.
@@ -143,7 +148,10 @@ impl NodeError {
                     || self.is_max_clients()
                     || self.is_moved_within_script()
             }
-            NodeErrorKind::Closed | NodeErrorKind::Ineligible(_) | NodeErrorKind::Tls(_) => false,
+            NodeErrorKind::Closed
+            | NodeErrorKind::Ineligible(_)
+            | NodeErrorKind::Tls(_)
+            | NodeErrorKind::NotRedis(_) => false,
             _ => true,
         }
     }
@@ -264,6 +272,11 @@ impl fmt::Display for NodeErrorKind {
             NodeErrorKind::Protocol(what) => {
                 write!(f, "it does not reply as expected: {what}")
             }
+            NodeErrorKind::NotRedis(begin) => {
+                write!(f, "it is not a Redis server (its reply begins with \"{begin}\")")
+            }
+            #[cfg(feature = "mysql")]
+            NodeErrorKind::NoGreeting => f.write_str("it sends no greeting; is it a MySQL server?"),
             NodeErrorKind::PoolExhausted { .. } => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
             NodeErrorKind::Ineligible(why) | NodeErrorKind::Tls(why) => f.write_str(why),
@@ -401,7 +414,16 @@ impl BackendError {
             }
             NodeErrorKind::Closed => LockError::Shutdown,
             NodeErrorKind::Tls(reason) => LockError::Tls { action, name, server, reason },
-            reason => LockError::Unavailable { action, name, server, cause: Box::new(reason) },
+            reason => {
+                let advice = match reason {
+                    NodeErrorKind::NotRedis(_) => "check the host and the port in the URL",
+                    // Its text says what to do.
+                    NodeErrorKind::ShortLease(_) => "",
+                    _ if !is_transient => "",
+                    _ => TRY_AGAIN,
+                };
+                LockError::Unavailable { action, name, server, cause: Box::new(reason), advice }
+            }
         }
     }
 }

@@ -192,6 +192,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         error.into_lock_error(self.label().clone(), action, name)
     }
 
+    /// Says why users cannot borrow a connection, if this backend has no pool for them.
+    fn why_no_connection(&self) -> &'static str {
+        "it has no connections"
+    }
+
     /// Returns the error for a key that holds something that is not a lock.
     fn wrong_type(&self, key: &LockKey) -> LockError {
         let (name, key) = (key.name().to_owned(), key.lock_key().to_owned());

@@ -1,9 +1,8 @@
 //! `Holder`: what the server knows about the holder of a lock.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+mod sentence;
+
+use std::time::{Duration, SystemTime};
 
 use crate::{
     core::{
@@ -13,7 +12,7 @@ use crate::{
     },
     sys::{
         clock,
-        display::{HumanDuration, ID_BYTES_MAX, Quoted, truncate_id},
+        display::{ID_BYTES_MAX, truncate_id},
     },
 };
 
@@ -279,57 +278,6 @@ impl Holder {
 
 fn boxed(held_by: HeldBy) -> Option<Box<HeldBy>> {
     held_by.is_group().then(|| Box::new(held_by))
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.held_by() {
-            HeldBy::One => {}
-            HeldBy::Readers { count: Some(1) } => f.write_str("a reader: ")?,
-            HeldBy::Readers { count: Some(count) } => write!(f, "{count} readers, one of them ")?,
-            HeldBy::Readers { count: None } => return f.write_str("readers"),
-            HeldBy::Permits { count: Some(1) } => f.write_str("the holder of a permit: ")?,
-            HeldBy::Permits { count: Some(count) } => {
-                write!(f, "the holders of {count} permits, one of them ")?
-            }
-            HeldBy::Permits { count: None } => return f.write_str("the holders of permits"),
-        }
-        match self.parts() {
-            Some(parts) => write!(
-                f,
-                "{} (pid {}, thread {})",
-                parts.host.escape_debug(),
-                parts.pid,
-                parts.tid
-            )?,
-            None => write!(f, "a client that calls itself {}", Quoted(&self.id))?,
-        }
-        if self.is_kept {
-            f.write_str(", which has released it")?;
-            return match (self.kept_until(), self.ttl_left) {
-                (Some(until), Some(left)) => write!(
-                    f,
-                    "; it is kept until {} (for another {})",
-                    humantime::format_rfc3339_millis(until),
-                    HumanDuration(left)
-                ),
-                _ => Ok(()),
-            };
-        }
-        if let (Some(held_for), Some(since)) = (self.held_for, self.since()) {
-            write!(
-                f,
-                " since {} ({})",
-                humantime::format_rfc3339_millis(since),
-                HumanDuration(held_for)
-            )?;
-        }
-        match (self.ttl_left, self.waiters) {
-            (Some(left), _) => write!(f, ", expires in {} unless renewed", HumanDuration(left)),
-            (None, Some(_)) if self.never_expires() => f.write_str(", without an expiry"),
-            (None, _) => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{HeldLock, Manager};
+use super::{HeldLock, Manager, release::RETRIED};
 use crate::{
     backend::Passed,
     core::{
@@ -62,7 +62,8 @@ impl Manager {
                 let event = ReleasedEvent { lock, id, token, held, confirmed: false };
                 self.observer.released(event);
                 span.end("released");
-                return Err(self.backend.lock_error(error, Action::Release, Some(name)));
+                let error = self.backend.lock_error(error, Action::Release, Some(name));
+                return Err(error.advising(RETRIED));
             }
         };
         let now = clock::now();

@@ -18,6 +18,13 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
+/// What happens to a lock that its holder could not release.
+pub(super) const RETRIED: &str = "its manager retries the release until the lock expires";
+const EXPIRES: &str = "the lock is left to expire";
+/// In a database, the connection is closed after a failure.
+const ENDS_WITH_CONNECTION: &str = "the server releases the lock when it notices the closed \
+    connection";
+
 /// A lock whose lease has ended, which has not been reported yet.
 pub(super) struct EndedLock {
     pub(super) lease: Arc<Lease>,
@@ -189,26 +196,28 @@ impl Manager {
         timeout: Duration,
     ) -> Result<Released> {
         let deadline = clock::now().saturating_add(timeout);
-        let result = self.observer.shield(|| {
+        self.observer.shield(|| {
             let report = self.backend.release_lease(lease, was_held, deadline);
             self.clean_up_after_release(lease, report)
-        });
-        result.map_err(|error| self.release_error(error, &lease.claim.key))
+        })
     }
 
     pub(super) fn clean_up_after_release(
         &self,
         lease: &Lease,
         ReleaseReport { result, residues }: ReleaseReport,
-    ) -> Result<Released, BackendError> {
+    ) -> Result<Released> {
+        let mut then = if residues.is_empty() { ENDS_WITH_CONNECTION } else { RETRIED };
         for residue in residues {
             // After a shutdown nothing runs in the background, and the lock is left to expire.
-            let _ = self.cleaner.clean_up(&lease.longest_claim(), residue);
+            if self.cleaner.clean_up(&lease.longest_claim(), residue).is_err() {
+                then = EXPIRES;
+            }
         }
-        result
+        result.map_err(|error| self.release_error(error, &lease.claim.key).advising(then))
     }
 
-    pub(super) fn release_error(&self, error: BackendError, key: &LockKey) -> LockError {
+    fn release_error(&self, error: BackendError, key: &LockKey) -> LockError {
         self.backend.lock_error(error, Action::Release, Some(key.name()))
     }
 

@@ -18,11 +18,10 @@ impl Manager {
             kept.iter().map(|ended| (&*ended.lease, ended.was_held)).collect();
         let results: Vec<Result<Released>> = self.observer.shield(|| {
             let reports = self.backend.release_leases(&leases, timeout);
-            let conclude = |((lease, _), report): (&(&Lease, bool), _)| {
-                let released = self.clean_up_after_release(lease, report);
-                released.map_err(|error| self.release_error(error, &lease.claim.key))
-            };
-            leases.iter().zip(reports).map(conclude).collect()
+            let with_leases = leases.iter().zip(reports);
+            with_leases
+                .map(|((lease, _), report)| self.clean_up_after_release(lease, report))
+                .collect()
         });
         let done = done.into_iter().filter_map(|ended| Some((ended.outcome()?, ended)));
         let mut first = Ok(Released::Released);

@@ -238,10 +238,12 @@ impl Observer {
         self.dispatch_inline(|handler| handler.released(&event));
     }
 
-    /// Reports a server that cannot be reached. Called once for each outage.
-    pub(crate) fn unreachable(&self, server: &Arc<str>, why: &str) {
+    /// Reports a server to which no connection can be opened; `has_replied` if it refuses them.
+    /// Called once for each outage.
+    pub(crate) fn unreachable(&self, server: &Arc<str>, has_replied: bool, why: &str) {
         self.metrics.node_down();
-        log_safely!(warn, "{server} is unreachable: {why}");
+        let state = if has_replied { "refuses connections" } else { "is unreachable" };
+        log_safely!(warn, "{server} {state}: {why}");
         self.dispatch_queued(|| {
             let (server, why) = (server.clone(), Box::<str>::from(why));
             move |handler| {

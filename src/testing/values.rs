@@ -11,7 +11,7 @@ use crate::{
         node_answer::{NodeAnswer, Vote},
         token::FencingToken,
     },
-    error::{Action, LockError},
+    error::{Action, LockError, TRY_AGAIN},
 };
 
 /// With the feature `testing`: each error, for tests. They name the server `memory`, and say that a
@@ -51,7 +51,8 @@ impl LockError {
         cause: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> LockError {
         let (action, name, cause) = (Action::Acquire, Some(name.into()), cause.into());
-        LockError::Unavailable { action, name, server: LABEL.into(), cause }
+        let (server, advice) = (LABEL.into(), TRY_AGAIN);
+        LockError::Unavailable { action, name, server, cause, advice }
     }
 
     /// Returns [`Tls`](Self::Tls).

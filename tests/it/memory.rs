@@ -166,7 +166,9 @@ fn locks_are_listed_by_pattern() {
 #[test]
 fn manager_in_memory_has_no_connections() {
     let (_server, mgr) = server_and_manager();
-    assert!(mgr.connection().unwrap_err().is_unavailable());
+    let error = mgr.connection().unwrap_err();
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(error.to_string().ends_with("use a real server for commands of your own"), "{error}");
     assert_eq!(mgr.server(), "memory");
 }
 

@@ -100,7 +100,11 @@ fn release_at_a_stopped_server_fails_in_time_and_is_retried() {
     server.stop();
     let error = completes_within(CALL_LIMIT, "release", || guard.release().unwrap_err());
     assert!(error.is_unavailable(), "{error}");
-    assert!(error.to_string().starts_with("could not release lock \"x\" at 127.0.0.1:"), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("could not release lock \"x\" at 127.0.0.1:"), "{text}");
+    assert!(text.ends_with("; its manager retries the release until the lock expires"), "{text}");
+    let elsewhere = mgr.release_lock("other", "id").unwrap_err().to_string();
+    assert!(elsewhere.ends_with("; try again later"), "{elsewhere}");
     completes_within(2 * CALL_LIMIT, "drop", || drop(dropped));
     server.cont();
     for key in [LOCK, "lock:y", "lock:z"] {

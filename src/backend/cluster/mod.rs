@@ -123,6 +123,11 @@ impl Backend for ClusterBackend {
         self.router.label()
     }
 
+    fn why_no_connection(&self) -> &'static str {
+        "no connection leads to all keys; connect to the nodes of the cluster with a client for \
+         clusters"
+    }
+
     fn operation_timeout(&self) -> Duration {
         self.router.operation_timeout
     }

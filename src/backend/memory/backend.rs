@@ -105,6 +105,11 @@ impl Backend for MemoryBackend {
         &self.label
     }
 
+    fn why_no_connection(&self) -> &'static str {
+        "it is in the memory of this process and has no connections; use a real server for \
+         commands of your own"
+    }
+
     fn operation_timeout(&self) -> Duration {
         self.operation_timeout
     }

@@ -73,7 +73,7 @@ impl MySqlBackend {
     pub(crate) fn create_table(&self) -> Result<()> {
         self.database
             .execute(&self.database.table.create())
-            .map_err(|error| self.lock_error(BackendError::Node(error), Action::Connect, None))
+            .map_err(|error| self.lock_error(BackendError::Node(error), Action::CreateTable, None))
     }
 
     /// Deletes the rows of locks that nobody has held for `age`. Returns their number.
@@ -102,7 +102,7 @@ impl MySqlBackend {
                 Ok(0) => return Ok(deleted),
                 Ok(more) => deleted += more,
                 Err(error) => {
-                    return Err(self.lock_error(BackendError::Node(error), Action::Connect, None));
+                    return Err(self.lock_error(BackendError::Node(error), Action::Prune, None));
                 }
             }
         }

@@ -92,7 +92,10 @@ impl Connection {
         let mut link = Link::new(transport);
         let failed = |kind| OpenError::Node(NodeError { outcome_unknown: false, kind });
         let malformed = |what: Malformed| failed(what.into());
-        let (_, payload) = link.read_packet(deadline).map_err(failed)?;
+        let (_, payload) = link.read_packet(deadline).map_err(|kind| match kind {
+            NodeErrorKind::TimedOut if link.input.is_empty() => failed(NodeErrorKind::NoGreeting),
+            kind => failed(kind),
+        })?;
         // For example if there are too many connections.
         if payload.first() == Some(&0xff) {
             return Err(

@@ -330,7 +330,7 @@ impl Connection {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.is_timeout() => Ok(None),
             Err(error) => {
-                let is_tls = link.is_tls();
+                let (is_tls, foreign) = (link.is_tls(), link.foreign.take());
                 #[cfg(feature = "tls")]
                 let tls_error = link.tls_error.take();
                 self.poison();
@@ -344,12 +344,23 @@ impl Connection {
                         .detail()
                         .map_or_else(|| io::Error::other(error.to_string()), io::Error::other)
                         .into(),
-                    _ => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
+                    _ => match foreign {
+                        Some(begin) => NodeErrorKind::NotRedis(quote_begin(&self.endpoint, &begin)),
+                        None => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
+                    },
                 };
                 Err(NodeError::outcome_unknown(kind))
             }
         }
     }
+}
+
+/// Prepares the first bytes of a server of another kind for messages.
+fn quote_begin(endpoint: &Endpoint, begin: &[u8]) -> String {
+    const SHOWN_CHARS_MAX: usize = 32;
+    let begin = String::from_utf8_lossy(begin);
+    // Cut last, because a cut password would not be found.
+    endpoint.quote(&begin).chars().take(SHOWN_CHARS_MAX).collect()
 }
 
 impl fmt::Debug for Connection {

@@ -42,6 +42,16 @@ pub(crate) fn is_tls(bytes: &[u8]) -> bool {
     matches!(bytes, [0x14..=0x17, 3, ..])
 }
 
+/// Whether no RESP reply begins with these bytes. The greeting of a MySQL server begins with three
+/// bytes for its length, of which the second is zero.
+pub(crate) fn is_foreign(bytes: &[u8]) -> bool {
+    const TYPES: &[u8] = b"+-:$*_,#!=(%~>|";
+    match bytes {
+        [] => false,
+        [first, rest @ ..] => !TYPES.contains(first) || rest.first() == Some(&0),
+    }
+}
+
 pub(crate) fn write_array(out: &mut Vec<u8>, length: usize) {
     write_length(out, b'*', length);
 }
@@ -222,6 +232,21 @@ mod tests {
         assert!(read(vec![text("8975663254"), text("740991")]).is_some());
         assert_eq!(read(vec![text("8975663254"), text("740992")]), None);
         assert_eq!(parse_time(&Value::Okay), None);
+    }
+
+    #[test]
+    fn is_foreign_accepts_other_protocols_but_no_reply() {
+        for begin in [
+            &b"HTTP/1.1 400 Bad Request"[..],
+            b"\x5b\0\0\0\x0a5.5.5-10.11",
+            b"$\0\0\0\x0a8.4",
+            b"SSH-2.0",
+        ] {
+            assert!(is_foreign(begin), "{begin:?}");
+        }
+        for reply in [&b""[..], b"+", b"-ERR", b":1", b"$-1", b"*2\r\n", b"_\r\n", b"|1", b">2"] {
+            assert!(!is_foreign(reply), "{reply:?}");
+        }
     }
 
     #[test]

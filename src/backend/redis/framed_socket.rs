@@ -10,7 +10,7 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
-use super::fields::is_tls;
+use super::fields::{is_foreign, is_tls};
 #[cfg(feature = "tls")]
 use crate::backend::transport::tls_advice;
 use crate::{
@@ -28,6 +28,8 @@ const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of bytes read after the deadline, for a reply that has already arrived. No reply
 /// that a caller waits for is longer.
 const LATE_BYTES_MAX: usize = 128 << 10;
+/// Maximum number of bytes that are kept of a server of another kind.
+const BEGIN_BYTES_MAX: usize = 256;
 
 pub(super) struct FramedSocket {
     pub(super) transport: Box<dyn Transport>,
@@ -48,6 +50,8 @@ pub(super) struct FramedSocket {
     pub(super) loaded_scripts: u16,
     /// Whether the first bytes received look like TLS; `None` before the first byte.
     tls: Option<bool>,
+    /// The first bytes received, if no Redis server sends them.
+    pub(super) foreign: Option<Box<[u8]>>,
     /// Why TLS has failed; the parser reports errors only as text.
     #[cfg(feature = "tls")]
     pub(super) tls_error: Option<String>,
@@ -69,6 +73,7 @@ impl FramedSocket {
             acks: AckTracker::default(),
             loaded_scripts: 0,
             tls: None,
+            foreign: None,
             #[cfg(feature = "tls")]
             tls_error: None,
         }
@@ -84,7 +89,7 @@ impl FramedSocket {
     pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
         let started = clock::now();
         let spin_until = started.saturating_add(self.spin_time(spin_max)).min(until);
-        let FramedSocket { transport, parser, reply_budget, tls, .. } = self;
+        let FramedSocket { transport, parser, reply_budget, tls, foreign, .. } = self;
         let mut reader = DeadlineReader {
             transport: &mut **transport,
             until,
@@ -93,6 +98,7 @@ impl FramedSocket {
             reply_budget,
             late_budget: LATE_BYTES_MAX,
             tls,
+            foreign,
             #[cfg(feature = "tls")]
             tls_error: &mut self.tls_error,
         };
@@ -136,6 +142,7 @@ struct DeadlineReader<'a> {
     /// Number of bytes that this call may still read after the deadline.
     late_budget: usize,
     tls: &'a mut Option<bool>,
+    foreign: &'a mut Option<Box<[u8]>>,
     #[cfg(feature = "tls")]
     tls_error: &'a mut Option<String>,
 }
@@ -167,7 +174,11 @@ impl Read for DeadlineReader<'_> {
                     if remaining.is_zero() {
                         self.late_budget -= read;
                     }
-                    self.tls.get_or_insert_with(|| is_tls(&buffer[..read]));
+                    if self.tls.is_none() {
+                        let begin = &buffer[..read.min(BEGIN_BYTES_MAX)];
+                        *self.tls = Some(is_tls(begin));
+                        *self.foreign = is_foreign(begin).then(|| begin.into());
+                    }
                     self.spin_until = Moment::from_nanos(0);
                     self.first_byte_at.get_or_insert_with(clock::now);
                     return Ok(read);

@@ -212,7 +212,8 @@ impl RedisNode {
         let broken = connection.take_broken_opened_at();
         match (connecting.end(clock::now(), outcome, broken), &connected) {
             (Some(HealthChange::Down), Err(error)) => {
-                self.observer.unreachable(self.label(), &error.kind.to_string());
+                let has_replied = matches!(error.kind, NodeErrorKind::Refused { .. });
+                self.observer.unreachable(self.label(), has_replied, &error.kind.to_string());
             }
             (Some(HealthChange::Up { away, was_reported }), _) => {
                 self.observer.reconnected(self.label(), away, was_reported);

@@ -6,7 +6,7 @@ use distlock::{Action, LockError, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, Defer, FENCE, UnwrapReleased, completes_within, config_long_timeouts,
+        CALL_LIMIT, Defer, FENCE, SECOND, UnwrapReleased, completes_within, config_long_timeouts,
         config_medium_timeout, config_short_timeout, get, label, manager, queue_key, spawn_call,
         token_key,
     },
@@ -77,6 +77,17 @@ fn missing_server_is_unavailable() {
     }
 }
 
+/// Redis before version 6 refuses any password with the same code if it has none itself.
+#[test]
+fn password_for_a_server_without_one_is_refused_with_advice() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(config_medium_timeout(format!("redis://:pw@{}", server.addr())));
+    let error = completes_within(CALL_LIMIT, "try_lock", || mgr.unwrap().try_lock("x"));
+    let error = error.unwrap_err();
+    assert_sentence(&error, &label(&server), &["(AUTH)", "remove the password from the URL"]);
+    assert!(error.is_refused(), "{error:?}");
+}
+
 #[test]
 fn protected_mode_is_reported_with_advice() {
     let server = garbage_server(
@@ -90,6 +101,21 @@ fn protected_mode_is_reported_with_advice() {
         "protected mode",
         &["could not acquire", "set a password on the server"],
     );
+}
+
+/// Every retry would have the same reply.
+#[test]
+fn server_of_another_kind_is_reported_at_once() {
+    for begin in ["HTTP/1.1 400 Bad Request\r\n", "\x5b\0\0\0\x0a5.5.5-10.11.6-MariaDB\0"] {
+        let server = garbage_server(begin);
+        let mgr = RedisMgr::new(config_short_timeout(server.url()).ttl(600 * SECOND)).unwrap();
+        let error = completes_within(CALL_LIMIT, "lock", || mgr.lock("x").unwrap_err());
+        assert!(error.is_unavailable(), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("it is not a Redis server (its reply begins with \""), "{text}");
+        assert!(text.ends_with("; check the host and the port in the URL"), "{text}");
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+    }
 }
 
 /// Fault: N11

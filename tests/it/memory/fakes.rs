@@ -40,7 +40,8 @@ fn each_error_can_be_constructed() {
     let answers = [("a:6379", Vote::Yes, "granted"), ("b:6379", Vote::No, "held by b")];
     for (error, words) in [
         (LockError::tls("x", "unknown issuer"), "unknown issuer"),
-        (LockError::pool_exhausted("x", 3), "all 3 pooled connections"),
+        (LockError::pool_exhausted("x", 3), "all 3 pooled connections are in use"),
+        (LockError::pool_exhausted("x", 1), "the only pooled connection is in use"),
         (LockError::refused("x", "OOM", "not allowed"), "refused with OOM not allowed (free"),
         (LockError::no_quorum("x", 3, &answers), "3 of 2 nodes (a:6379: granted; b:6379: held"),
         (LockError::wrong_type("x", "lock:x"), "holds something that is not a lock"),
@@ -62,7 +63,7 @@ fn constructed_holder_reports_what_it_was_given() {
     assert_eq!((holder.id(), holder.host()), (OTHER, Some("otherhost")));
     assert_eq!((holder.held_for(), holder.ttl_left()), (Some(SECOND), Some(60 * SECOND)));
     assert_eq!((holder.waiters(), holder.held_by()), (Some(0), HeldBy::readers(3)));
-    assert!(other().with_held_by(HeldBy::permits(2)).to_string().starts_with("the holders of 2"));
+    assert!(other().with_held_by(HeldBy::permits(2)).to_string().contains("with 2 permits in all"));
 }
 
 #[test]

@@ -194,6 +194,12 @@ fn prune_spares_locks_that_are_held_or_waited_for() {
         assert!(next.fencing_token() > token);
         let token = next.fencing_token();
         next.release().unwrap().unwrap_released();
+        let url = server.create_user("visitor", "secret");
+        server.execute("REVOKE DELETE ON distlock_test.* FROM visitor@127.0.0.1");
+        let visitor = MySqlMgr::new(config(url)).unwrap();
+        let text = visitor.prune(Duration::ZERO).unwrap_err().to_string();
+        assert!(text.starts_with("could not delete unused rows at the server: "), "{text}");
+        assert!(text.contains("refused with 1142"), "{text}");
         assert_eq!(mgr.prune(Duration::ZERO).unwrap(), 1);
         assert!(mgr.lock("x").unwrap().fencing_token() > token);
     });

@@ -6,7 +6,7 @@ use distlock::{LockError, MySqlMgr};
 use super::{config, create_table};
 use crate::{
     helpers::{SECOND, UnwrapReleased},
-    support::{FaultProxy, MySqlServer, change, contains},
+    support::{FaultProxy, MySqlServer, RedisServer, change, contains},
 };
 
 const SETUP: &str = "SHOW GLOBAL VARIABLES";
@@ -56,4 +56,16 @@ fn proxy_that_ignores_the_idle_timeout_is_refused() {
     let (_server, proxy) = server_that_says(b"\x0277", b"\x0299");
     let reason = reason(&proxy);
     assert!(reason.contains("ignores SET SESSION wait_timeout"), "{reason}");
+}
+
+/// A Redis server waits for the client to begin.
+#[test]
+fn server_that_sends_no_greeting_is_reported_as_such() {
+    let server = RedisServer::start();
+    let url = format!("mysql://root@{}/shop", server.addr());
+    let mgr = MySqlMgr::new(config(url).operation_timeout(SECOND).ttl(2 * SECOND)).unwrap();
+    let error = mgr.try_lock("x").unwrap_err();
+    assert!(error.is_unavailable(), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("it sends no greeting; is it a MySQL server?"), "{text}");
 }

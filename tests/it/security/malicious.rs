@@ -87,8 +87,13 @@ fn invalid_reply_is_reported_in_one_line() {
             .try_lock("x")
             .unwrap_err()
             .to_string();
-        let is_tls = garbage.starts_with('\x16');
-        let says = if is_tls { "begins like TLS" } else { "does not reply as expected" };
+        let says = match garbage.as_bytes()[0] {
+            0x16 => "begins like TLS",
+            b'H' => {
+                "not a Redis server (its reply begins with \"HTTP/1.1 400 Bad Request\\r\\n\\r\\"
+            }
+            _ => "does not reply as expected",
+        };
         assert!(text.contains(says), "{text:?}");
         assert!(!text.chars().any(char::is_control), "{text:?}");
     }

@@ -49,7 +49,8 @@ fn lock_of_a_short_command_stays_taken_for_its_period() {
     let mut second = fixture.run(&["--at-least", "5m", "-n"], "true");
     assert_eq!(second.code(), 75);
     let said = second.err();
-    assert!(said.contains("which has released it; it is kept until "), "{said}");
+    assert!(said.contains("lock \"x\" stays taken until "), "{said}");
+    assert!(said.contains(" has released it"), "{said}");
     assert_eq!(code(&fixture, &["--at-least", "25h", "-n"]), 64);
 }
 

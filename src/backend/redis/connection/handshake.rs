@@ -68,7 +68,9 @@ pub(super) fn handshake(
             {
                 NodeError::refused(
                     code.clone(),
-                    "it does not accept this user or password (AUTH)".into(),
+                    "it does not accept this user or password (AUTH); if it has no password, \
+                     remove the password from the URL"
+                        .into(),
                 )
             }
             _ => error,
