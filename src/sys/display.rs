@@ -21,8 +21,14 @@ impl fmt::Display for Quoted<'_> {
 /// and limits the length.
 pub(crate) fn quote_reply(text: &str, password: Option<&str>) -> String {
     const QUOTED_CHARS_MAX: usize = 256;
+    /// Maximum length of a password in whose place all of the text is hidden. The rest of a
+    /// well-known text would show which letters are missing.
+    const SHORT_PASSWORD_BYTES_MAX: usize = 3;
     let mut text = text.to_owned();
     if let Some(password) = password {
+        if password.len() <= SHORT_PASSWORD_BYTES_MAX && text.contains(password) {
+            return "(text hidden, because it could reveal the short password)".to_owned();
+        }
         text = text.replace(password, "<password>");
     }
     text.chars()
@@ -86,6 +92,17 @@ mod tests {
     fn quoted_names_escaped_and_truncated() {
         assert_eq!(Quoted("a\n\0\u{1b}[31m").to_string(), "\"a\\n\\0\\u{1b}[31m\"");
         assert!(Quoted(&"é".repeat(1000)).to_string().ends_with("…\" (2000 bytes)"));
+    }
+
+    #[test]
+    fn short_password_hides_the_whole_text() {
+        let text = "invalid username-password pair";
+        for password in ["p", "air"] {
+            let hidden = quote_reply(text, Some(password));
+            assert!(hidden.starts_with("(text hidden, "), "{hidden}");
+        }
+        assert_eq!(quote_reply(text, Some("x")), text);
+        assert_eq!(quote_reply(text, Some("pair")), "invalid username-password <password>");
     }
 
     #[test]
