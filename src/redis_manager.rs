@@ -216,7 +216,7 @@ impl RedisMgr {
     }
 
     /// Like [`lock_reentrant`](Self::lock_reentrant), with `options`. They have no effect if the
-    /// thread already holds the lock.
+    /// thread already holds the lock: it keeps the ttl and all other options of the first call.
     ///
     /// # Errors
     ///

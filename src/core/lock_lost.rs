@@ -32,7 +32,7 @@ pub enum LockLost {
 impl fmt::Display for LockLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LockLost::Expired => f.write_str("its lease expired before a renewal was confirmed"),
+            LockLost::Expired => f.write_str("its lease expired without a confirmed renewal"),
             LockLost::Taken { by } => write!(f, "it is now held by {by}"),
             LockLost::Gone => f.write_str("it no longer exists on the server"),
             LockLost::ConnectionLost => f.write_str("the connection that held it was closed"),
