@@ -33,6 +33,7 @@ use crate::{
     cleanup::Cleaner,
     config::ValidatedConfig,
     core::{
+        glob,
         holder::Holder,
         id::random_uuid,
         key::{LockKey, MAX_NAME_BYTES},
@@ -195,6 +196,10 @@ impl Manager {
         if pattern.len() > MAX_NAME_BYTES {
             let reason =
                 format!("the pattern has {} bytes; the limit is {MAX_NAME_BYTES}", pattern.len());
+            return Err(LockError::InvalidName { reason });
+        }
+        if let Some(why) = glob::why_no_match(pattern) {
+            let reason = format!("no name can match the pattern: {why}");
             return Err(LockError::InvalidName { reason });
         }
         let _time = self.time.enter();

@@ -173,7 +173,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError>;
 
     /// Returns the ids of all holders that any server reports, as far as they reply by `deadline`.
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError>;
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError>;
 
     /// Describes one lock, with as many of its waiters as fit into a reply.
     fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError>;
@@ -430,6 +430,9 @@ pub(crate) enum Inspection<T> {
     /// The key is not a lock.
     WrongType,
 }
+
+/// The ids of all holders that the servers report.
+pub(crate) type ReportedIds = Inspection<Vec<Vec<u8>>>;
 
 /// Result of releasing the lock of a lease.
 #[derive(Debug)]

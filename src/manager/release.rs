@@ -261,10 +261,8 @@ impl Manager {
         let deadline = self.operation_deadline();
         // Inspecting takes at most half of the time, which leaves the rest for the release.
         let inspect_until = clock::now().saturating_add(self.operation_timeout() / 2);
-        let ids = self
-            .backend
-            .reported_ids(key, inspect_until)
-            .map_err(|error| self.backend.lock_error(error, Action::Inspect, Some(key.name())))?;
+        let reported = || self.backend.reported_ids(key, inspect_until);
+        let Some(ids) = self.look(key, reported)? else { return Ok(false) };
         // Release by id: if a reply is lost, the retry must not affect the next holder.
         let outcomes: Vec<_> =
             ids.iter().map(|id| self.release_id(key, id, true, deadline)).collect();

@@ -61,8 +61,9 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidName`](crate::LockError::InvalidName) if the pattern is longer than any
-    /// name. [`LockError::Unavailable`](crate::LockError::Unavailable),
+    /// [`LockError::InvalidName`](crate::LockError::InvalidName) if no name can match the pattern,
+    /// because it is empty, longer than any name, or has a `[` without a `]`.
+    /// [`LockError::Unavailable`](crate::LockError::Unavailable),
     /// [`LockError::NoQuorum`](crate::LockError::NoQuorum),
     /// [`LockError::PoolExhausted`](crate::LockError::PoolExhausted) or
     /// [`LockError::Refused`](crate::LockError::Refused) if the server cannot reply. The server's
@@ -107,7 +108,7 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// The errors of [`holder`](Self::holder).
+    /// The errors of [`holder`](Self::holder), also if the key holds something that is not a lock.
     pub fn force_release(&self, name: &str) -> Result<bool> {
         let manager = self.handle.manager()?;
         let key = manager.key(name)?;

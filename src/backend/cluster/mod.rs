@@ -27,7 +27,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, FailedAdoption,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        ResidueCleaner, StreamError,
+        ReportedIds, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
             Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
@@ -272,7 +272,7 @@ impl Backend for ClusterBackend {
         inspect_on_one_server(self, key)
     }
 
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         reported_ids_on_one_server(self, key, deadline)
     }
 

@@ -7,7 +7,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, AllAnswer, AllRequest, Backend, CleanupLimits, FailedAdoption,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        RenewalLimits, RenewalReport, ResidueCleaner, StreamError,
+        RenewalLimits, RenewalReport, ReportedIds, ResidueCleaner, StreamError,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, ReleaseAttempts, Request,
@@ -197,7 +197,7 @@ impl Backend for MemoryBackend {
         inspect_on_one_server(self, key)
     }
 
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         reported_ids_on_one_server(self, key, deadline)
     }
 

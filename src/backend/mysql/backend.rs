@@ -17,7 +17,7 @@ use super::{
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
-        ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        ReleaseReport, RenewSoon, ReportedIds, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
@@ -284,9 +284,10 @@ impl Backend for MySqlBackend {
         &self,
         key: &LockKey,
         deadline: Moment,
-    ) -> std::result::Result<Vec<Vec<u8>>, BackendError> {
+    ) -> std::result::Result<ReportedIds, BackendError> {
         let holder = self.database.holder(key, deadline).map_err(BackendError::Node)?;
-        Ok(holder.map(|holder| holder.id_bytes().to_vec()).into_iter().collect())
+        let ids = |holder: Holder| Inspection::Held(vec![holder.id_bytes().to_vec()]);
+        Ok(holder.map_or(Inspection::Free, ids))
     }
 
     fn lookup(&self, key: &LockKey) -> std::result::Result<Inspection<LockInfo>, BackendError> {

@@ -30,7 +30,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, FailedAdoption,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        ResidueCleaner, StreamError, error::BackendError,
+        ReportedIds, ResidueCleaner, StreamError, error::BackendError,
     },
     core::{
         claim::{Claim, Residue},
@@ -286,7 +286,7 @@ impl Backend for RedisBackend {
         inspect_on_one_server(self, key)
     }
 
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         reported_ids_on_one_server(self, key, deadline)
     }
 

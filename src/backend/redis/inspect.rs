@@ -9,7 +9,7 @@ use super::{
     requests_and_replies::Inspect,
 };
 use crate::{
-    backend::{Backend, Inspection, error::BackendError},
+    backend::{Backend, Inspection, ReportedIds, error::BackendError},
     core::{holder::Holder, key::LockKey},
     lock_info::LockInfo,
     sys::clock::{self, Moment},
@@ -43,10 +43,11 @@ pub(crate) fn reported_ids_on_one_server(
     backend: &impl OneServerForEachLock,
     key: &LockKey,
     deadline: Moment,
-) -> Result<Vec<Vec<u8>>, BackendError> {
+) -> Result<ReportedIds, BackendError> {
     Ok(match backend.ask_about(key, &Inspect(key), deadline)? {
-        Inspection::Held(holder) => vec![holder.id_bytes().to_vec()],
-        Inspection::Free | Inspection::WrongType => Vec::new(),
+        Inspection::Held(holder) => Inspection::Held(vec![holder.id_bytes().to_vec()]),
+        Inspection::Free => Inspection::Free,
+        Inspection::WrongType => Inspection::WrongType,
     })
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Inspection,
+        Inspection, ReportedIds,
         error::BackendError,
         redis::{
             Request,
@@ -65,19 +65,26 @@ impl Redlock {
         &self,
         key: &LockKey,
         deadline: Moment,
-    ) -> Result<Vec<Vec<u8>>, BackendError> {
+    ) -> Result<ReportedIds, BackendError> {
         let grace = deadline.duration_since(clock::now());
         let responses = self.inspect_with(key, grace, deadline)?;
         let mut ids: Vec<Vec<u8>> = Vec::new();
+        let mut wrong = 0;
         for response in &responses.by_node {
-            if let Response::Replied(exchange) = response
-                && let Inspection::Held(holder) = &exchange.reply
-                && !ids.iter().any(|id| id == holder.id_bytes())
-            {
-                ids.push(holder.id_bytes().to_vec());
+            let Response::Replied(exchange) = response else { continue };
+            match &exchange.reply {
+                Inspection::Held(holder) if !ids.iter().any(|id| id == holder.id_bytes()) => {
+                    ids.push(holder.id_bytes().to_vec());
+                }
+                Inspection::WrongType => wrong += 1,
+                Inspection::Held(_) | Inspection::Free => {}
             }
         }
-        Ok(ids)
+        Ok(match ids.as_slice() {
+            [] if prevents_quorum(wrong, self.len()) => Inspection::WrongType,
+            [] => Inspection::Free,
+            _ => Inspection::Held(ids),
+        })
     }
 
     fn inspect_with(

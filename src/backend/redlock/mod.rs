@@ -35,7 +35,7 @@ pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
-        Passed, QueuePlace, ReleaseReport, RenewSoon, ResidueCleaner, StreamError,
+        Passed, QueuePlace, ReleaseReport, RenewSoon, ReportedIds, ResidueCleaner, StreamError,
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, NodeError, NodeErrorKind, RedisGrantStream,
@@ -341,7 +341,7 @@ impl Backend for Redlock {
         Redlock::inspect(self, key)
     }
 
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<Vec<Vec<u8>>, BackendError> {
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         Redlock::reported_ids(self, key, deadline)
     }
 

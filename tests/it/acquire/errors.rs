@@ -134,7 +134,8 @@ fn key_of_another_type_is_reported_and_unchanged() {
             &["holds something that is not a lock", "was not changed"],
         );
     }
-    let _ = mgr.force_release("x");
+    let forced = mgr.force_release("x").unwrap_err();
+    assert!(matches!(&forced, LockError::WrongType { .. }), "{forced:?}");
     let _ = mgr.release_lock("x", "id");
     assert_eq!(server.query::<Vec<String>>(&["LRANGE", LOCK, "0", "-1"]), ["precious"]);
     assert_eq!(server.keys(), [LOCK]);

@@ -120,7 +120,11 @@ fn pattern_matches_names_and_prefix_is_literal() {
     assert_eq!(names(&odd.locks("?1").unwrap()), ["a1", "b1"]);
     assert_eq!(names(&odd.locks("[b]1").unwrap()), ["b1"]);
     assert_eq!(names(&odd.locks("a1").unwrap()), ["a1"]);
-    assert_eq!(names(&odd.locks("").unwrap()), [""; 0]);
+    for (pattern, why) in [("", "it is empty"), ("a[b", "no closing ]"), ("[]", "empty set")] {
+        let error = odd.locks(pattern).unwrap_err();
+        assert!(matches!(error, LockError::InvalidName { .. }), "{pattern}: {error:?}");
+        assert!(error.to_string().contains(why), "{pattern}: {error}");
+    }
     assert_eq!(names(&plain.locks("*").unwrap()), ["a3"]);
     assert!(matches!(plain.locks(&"x".repeat(5_000)), Err(LockError::InvalidName { .. })));
 }
