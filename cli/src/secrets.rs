@@ -15,6 +15,9 @@ use crate::{
 
 /// Maximum length of a server's text that is shown; the same as in the library's errors.
 const TEXT_CHARS_MAX: usize = 256;
+/// Maximum length of a password in whose place all of a text is hidden; the same as in the
+/// library's errors.
+const SHORT_BYTES_MAX: usize = 3;
 
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Secrets(Vec<String>);
@@ -45,6 +48,11 @@ impl Secrets {
     /// A server's text made fit for a message: passwords removed, cut to size, control characters
     /// escaped.
     pub(crate) fn redact(&self, text: &str) -> String {
+        let is_revealing =
+            |secret: &String| secret.len() <= SHORT_BYTES_MAX && text.contains(&**secret);
+        if self.0.iter().any(is_revealing) {
+            return "(text hidden, because it could reveal a short password)".to_owned();
+        }
         let text =
             self.0.iter().fold(text.to_owned(), |text, secret| text.replace(secret, "<password>"));
         format::escape(&text.chars().take(TEXT_CHARS_MAX).collect::<String>())
@@ -65,19 +73,26 @@ mod tests {
     #[test]
     fn passwords_of_all_sources_are_redacted() {
         let urls =
-            "redis://:a,b@h1:1, redis://u:c%2Cd@h2:2,valkey://:long-e@h,redis://h".to_owned();
-        let secrets =
-            Secrets::from_urls([urls, "unix:///s?pass=e2".into()].into_iter(), Some("long".into()));
-        let redacted = secrets.redact("a,b c,d long-e long e2 \u{1b} h1");
+            "redis://:aa,b@h1:1, redis://u:cc%2Cd@h2:2,valkey://:long-e@h,redis://h".to_owned();
+        let urls = [urls, "unix:///s?pass=e222".into()];
+        let secrets = Secrets::from_urls(urls.into_iter(), Some("long".into()));
+        let redacted = secrets.redact("aa,b cc,d long-e long e222 \u{1b} h1");
         assert_eq!(redacted, "<password> <password> <password> <password> <password> \\u{1b} h1");
         assert_eq!(format!("{secrets:?}"), "Secrets(5)");
-        let several = "redis+cluster://u:one@h1:1,h2,redis+sentinel://u:two@h1:1,h2/main/0";
+        let several = "redis+cluster://u:four@h1:1,h2,redis+sentinel://u:five@h1:1,h2/main/0";
         let several = Secrets::from_urls([several.into()].into_iter(), None);
-        assert_eq!(several.redact("one two h1"), "<password> <password> h1");
+        assert_eq!(several.redact("four five h1"), "<password> <password> h1");
         assert_eq!(
             Secrets::from_urls(["nonsense".into(), String::new()].into_iter(), None),
             Secrets::default()
         );
+    }
+
+    #[test]
+    fn short_password_hides_the_whole_text() {
+        let secrets = Secrets(vec!["p".into()]);
+        assert!(secrets.redact("no password").starts_with("(text hidden, "));
+        assert_eq!(secrets.redact("none"), "none");
     }
 
     /// Fault: N52
