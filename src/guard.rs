@@ -17,7 +17,7 @@ use crate::{
     error::{LockError, Result},
     local::LocalHold,
     lock_info::Released,
-    manager::{HandedOver, HeldLock, Manager, ManagerHandle},
+    manager::{HandedOver, HeldLock, Manager, ManagerHandle, without_retries},
     observe::HoldSpan,
     renew::{Registration, RenewalPlan},
     sys::{
@@ -316,8 +316,10 @@ impl LockGuard {
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
+        let is_last = is_last_of(&manager);
         release_and_maybe_shut_down(manager, |inner, timeout| inner.release(held, timeout))
             .ok_or(LockError::Shutdown)?
+            .map_err(|error| if is_last { without_retries(error) } else { error })
     }
 
     /// Releases the locks of several guards of one manager, the last one first. Returns the first
@@ -328,8 +330,10 @@ impl LockGuard {
         // Only the last one may be the last guard of the manager.
         let Some(manager) = managers.pop() else { return Ok(Released::Released) };
         drop(managers);
+        let is_last = is_last_of(&manager);
         release_and_maybe_shut_down(manager, |inner, timeout| inner.release_all(held, timeout))
             .ok_or(LockError::Shutdown)?
+            .map_err(|error| if is_last { without_retries(error) } else { error })
     }
 
     /// Turns a write lock into a read lock.
@@ -375,6 +379,11 @@ impl Drop for LockGuard {
     }
 }
 
+/// Whether the manager ends with the guard that has this handle.
+fn is_last_of(manager: &Arc<ManagerHandle>) -> bool {
+    Arc::strong_count(manager) == 1
+}
+
 /// Releases a lock within one operation timeout. The last guard of a manager also shuts the manager
 /// down, and reserves half of the time for that. Returns `None` if the manager was shut down
 /// before.
@@ -385,7 +394,7 @@ fn release_and_maybe_shut_down<T>(
     let started = clock::now();
     let inner = manager.manager_unless_forked()?;
     let timeout = inner.operation_timeout();
-    let release_timeout = if Arc::strong_count(&manager) == 1 { timeout / 2 } else { timeout };
+    let release_timeout = if is_last_of(&manager) { timeout / 2 } else { timeout };
     let released = release(inner, release_timeout);
     // If several guards are dropped at once, only now is it certain which one is the last.
     if let Some(manager) = Arc::into_inner(manager) {

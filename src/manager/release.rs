@@ -20,10 +20,18 @@ use crate::{
 
 /// What happens to a lock that its holder could not release.
 pub(super) const RETRIED: &str = "its manager retries the release until the lock expires";
-const EXPIRES: &str = "the lock is left to expire";
+const LEFT_TO_EXPIRE: &str = "the lock is left to expire";
 /// In a database, the connection is closed after a failure.
 const ENDS_WITH_CONNECTION: &str = "the server releases the lock when it notices the closed \
     connection";
+
+/// The error of a release whose manager ends right after it, and so retries nothing.
+pub(crate) fn without_retries(error: LockError) -> LockError {
+    match error {
+        LockError::Unavailable { advice: RETRIED, .. } => error.advising(LEFT_TO_EXPIRE),
+        error => error,
+    }
+}
 
 /// A lock whose lease has ended, which has not been reported yet.
 pub(super) struct EndedLock {
@@ -211,7 +219,7 @@ impl Manager {
         for residue in residues {
             // After a shutdown nothing runs in the background, and the lock is left to expire.
             if self.cleaner.clean_up(&lease.longest_claim(), residue).is_err() {
-                then = EXPIRES;
+                then = LEFT_TO_EXPIRE;
             }
         }
         result.map_err(|error| self.release_error(error, &lease.claim.key).advising(then))

@@ -105,6 +105,11 @@ fn release_at_a_stopped_server_fails_in_time_and_is_retried() {
     assert!(text.ends_with("; its manager retries the release until the lock expires"), "{text}");
     let elsewhere = mgr.release_lock("other", "id").unwrap_err().to_string();
     assert!(elsewhere.ends_with("; try again later"), "{elsewhere}");
+    server.cont();
+    let only = RedisMgr::new(config_short_timeout(server.url())).unwrap().lock("w").unwrap();
+    server.stop();
+    let text = only.release().unwrap_err().to_string();
+    assert!(text.ends_with("; the lock is left to expire"), "{text}");
     completes_within(2 * CALL_LIMIT, "drop", || drop(dropped));
     server.cont();
     for key in [LOCK, "lock:y", "lock:z"] {

@@ -23,6 +23,8 @@ fn readers_share_the_lock_and_a_writer_has_it_alone() {
         let error = there.try_write().unwrap_err();
         assert!(error.is_contended(), "{error}");
         assert!(error.to_string().contains("2 readers, one of them "), "{error}");
+        let error = two.try_lock("r").unwrap_err().to_string();
+        assert!(error.contains("is held by readers, expires in "), "{error}");
         first.release().unwrap().unwrap_released();
         assert!(there.try_write().unwrap_err().is_contended(), "a reader is left");
         let last_reader = second.fencing_token();
