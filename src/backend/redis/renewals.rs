@@ -188,3 +188,38 @@ pub(crate) fn refusal_of_one_lock(failure: &NodeError) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{
+        claim::{Claim, Grant},
+        id::generate_lock_id,
+        key::LockKey,
+        kind::LockKind,
+    };
+
+    /// The holder extends its lease while a renewal with the former ttl is in flight.
+    ///
+    /// Fault: N171
+    #[test]
+    fn renewal_counts_with_the_ttl_that_it_asked_for() {
+        let (now, short) = (clock::now(), Duration::from_secs(20));
+        for kind in [LockKind::Mutex, LockKind::Read] {
+            let key = LockKey::new("", "x").unwrap();
+            let claim = Claim { key, id: generate_lock_id(), ttl: short, kind, token: 0 };
+            let grant = Grant::of_one_server(1, now.saturating_add(short), now);
+            let lease = Arc::new(Lease::new(claim, grant, now));
+            let sent = now.saturating_add(Duration::from_secs(5));
+            let report = renew_on_one_server(&[&lease], 100, |requests| {
+                assert_eq!(requests.len(), 1);
+                lease.set_ttl(Duration::from_secs(600));
+                vec![Ok(Exchange { sent, reply: (1, vec![RenewReply::Renewed]) })]
+            });
+            let Renewal::Confirmed { until, .. } = report.renewals[0] else {
+                panic!("{:?}", report.renewals)
+            };
+            assert!(until <= sent.saturating_add(short), "{:?}", until.duration_since(sent));
+        }
+    }
+}
