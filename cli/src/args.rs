@@ -311,9 +311,11 @@ pub(crate) enum Command {
 
 /// List held locks
 ///
-/// Shows for each lock its holder, how long it has been held, the time left until it expires unless
-/// it is renewed, the number of waiters, and the fencing token. "not certain" means that no quorum
-/// of the nodes agrees on the holder.
+/// Shows for each lock whether one client holds it alone, or how many readers or permits share it;
+/// its holder, how long it has been held, the time left until it expires unless it is renewed, the
+/// number of waiters, and the fencing token. "+2" after a holder stands for two more. "kept" before
+/// the time means that the holder has released the lock, which stays taken for that time. "not
+/// certain" means that no quorum of the nodes agrees on the holder.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Ls {
     /// Pattern for names: * is any text, ? any character, [a-c] any of a set
@@ -324,7 +326,7 @@ pub(crate) struct Ls {
     pub(crate) json: bool,
 }
 
-/// Show one lock: its holder, its queue and what each node reports
+/// Show one lock: its kind and holders, its queue and what each node reports
 ///
 /// Exits with 1 if the lock is not held.
 #[derive(Arguments, Clone, Debug)]

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use distlock::{LockId, LockInfo, NodeAnswer, QueuedWaiter, Vote};
+use distlock::{HeldBy, Holder, LockId, LockInfo, NodeAnswer, QueuedWaiter, Vote};
 use serde::Serialize;
 
 use crate::{
     exit::{Exit, Failure},
-    format,
+    format, holders,
 };
 
 /// The version of the format. Raise it if a field is removed or renamed, or changes its meaning.
@@ -101,7 +101,15 @@ impl<'a> ShownJson<'a> {
 #[derive(Debug, Serialize)]
 struct LockJson<'a> {
     name: &'a str,
+    /// A name for how the lock is held.
+    kind: &'static str,
+    /// Number of readers or of permits in use.
+    count: Option<u64>,
     holder: HolderJson<'a>,
+    /// Empty if one client has the lock alone. Of a large group only the beginning.
+    members: Vec<MemberJson<'a>>,
+    /// Whether all holders have released the lock, which stays taken until it expires.
+    kept: bool,
     /// By the server's clock.
     held_ms: Option<u64>,
     /// `null` for a key without an expiry.
@@ -128,6 +136,19 @@ pub(crate) struct HolderJson<'a> {
     since: Option<String>,
 }
 
+/// A reader, or a holder of permits.
+#[derive(Debug, Serialize)]
+struct MemberJson<'a> {
+    id: &'a str,
+    host: Option<&'a str>,
+    pid: Option<u32>,
+    tid: Option<u64>,
+    /// `null` for a reader.
+    permits: Option<u64>,
+    remaining_ms: Option<u64>,
+    kept: bool,
+}
+
 /// The reply of one of several nodes.
 #[derive(Debug, Serialize)]
 struct NodeJson<'a> {
@@ -141,6 +162,14 @@ impl<'a> LockJson<'a> {
         let holder = lock.holder();
         LockJson {
             name: lock.name(),
+            kind: match holder.held_by() {
+                HeldBy::Readers { .. } => "readers",
+                HeldBy::Permits { .. } => "permits",
+                _ => "alone",
+            },
+            count: holders::count(holder.held_by()),
+            members: lock.members().iter().map(MemberJson::from_member).collect(),
+            kept: holders::is_kept(lock),
             holder: HolderJson::from_holder(holder),
             held_ms: holder.held_for().map(millis),
             remaining_ms: holder.ttl_left().map(millis),
@@ -153,8 +182,22 @@ impl<'a> LockJson<'a> {
     }
 }
 
+impl<'a> MemberJson<'a> {
+    fn from_member(member: &'a Holder) -> MemberJson<'a> {
+        MemberJson {
+            id: member.id(),
+            host: member.host(),
+            pid: member.pid(),
+            tid: member.tid(),
+            permits: holders::permits(member),
+            remaining_ms: member.ttl_left().map(millis),
+            kept: member.is_kept(),
+        }
+    }
+}
+
 impl<'a> HolderJson<'a> {
-    pub(crate) fn from_holder(holder: &'a distlock::Holder) -> HolderJson<'a> {
+    pub(crate) fn from_holder(holder: &'a Holder) -> HolderJson<'a> {
         HolderJson {
             id: holder.id(),
             host: holder.host().map(str::to_owned),

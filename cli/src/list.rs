@@ -7,7 +7,7 @@ use crate::{
     connect,
     exit::{Exit, Outcome},
     format::{self, Table},
-    json, output,
+    holders, json, output,
 };
 
 pub(crate) fn run(servers: &Servers, options: &Ls) -> Outcome {
@@ -27,19 +27,16 @@ pub(crate) fn run(servers: &Servers, options: &Ls) -> Outcome {
 }
 
 fn table(locks: &[LockInfo]) -> Table {
-    let mut table = Table::new(&["NAME", "HOLDER", ">HELD", ">LEFT", ">WAITING", ">TOKEN"]);
+    let mut table = Table::new(&["NAME", "KIND", "HOLDER", ">HELD", ">LEFT", ">WAITING", ">TOKEN"]);
     for lock in locks {
         let holder = lock.holder();
         let doubt = if lock.is_certain() { "" } else { " (not certain)" };
         table.add_row(vec![
             format::escape(lock.name()),
-            format::holder_name(holder) + doubt,
+            holders::short_kind(holder.held_by()),
+            holders::names(lock) + doubt,
             holder.held_for().map_or_else(|| "-".into(), format::duration),
-            match holder.ttl_left() {
-                Some(left) => format::duration(left),
-                None if holder.never_expires() => "no expiry".into(),
-                None => "-".into(),
-            },
+            holders::time_left(holder, holders::is_kept(lock)),
             lock.waiting().to_string(),
             lock.fencing_token().map_or_else(|| "-".into(), |token| token.to_string()),
         ]);

@@ -13,6 +13,7 @@ mod format;
 #[cfg(test)]
 mod fuzz;
 mod help_text;
+mod holders;
 mod init;
 mod job_control;
 mod json;

@@ -5,14 +5,14 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use distlock::{LockInfo, QueuedWaiter};
+use distlock::{HeldBy, Holder, LockInfo, QueuedWaiter};
 
 use crate::{
     args::{Servers, Show},
-    connect,
+    clock, connect,
     exit::{Exit, Failure, Outcome},
     format::{self, Table},
-    json, output,
+    holders, json, output,
 };
 
 pub(crate) fn run(servers: &Servers, options: &Show) -> Outcome {
@@ -37,15 +37,17 @@ fn format_lock(lock: &LockInfo) -> String {
     let holder = lock.holder();
     let mut facts = Table::new(&["lock", &format::escape(lock.name())]);
     let mut fact = |what: &str, is: String| facts.add_row(vec![what.to_owned(), is]);
-    fact(
-        "holder",
-        format::holder_name(holder)
-            + if lock.is_certain() { "" } else { " (not certain, see the nodes)" },
-    );
-    if let Some(tid) = holder.tid() {
-        fact("thread", tid.to_string());
+    let doubt = if lock.is_certain() { "" } else { " (not certain, see the nodes)" };
+    if lock.members().is_empty() {
+        fact("kind", holders::long_kind(holder.held_by()));
+        fact("holder", format::holder_name(holder) + doubt);
+        if let Some(tid) = holder.tid() {
+            fact("thread", tid.to_string());
+        }
+        fact("id", format::escape(holder.id()));
+    } else {
+        fact("kind", holders::long_kind(holder.held_by()) + doubt);
     }
-    fact("id", format::escape(holder.id()));
     if let Some(held) = holder.held_for() {
         let since = holder
             .since()
@@ -54,6 +56,7 @@ fn format_lock(lock: &LockInfo) -> String {
         fact("held", format::duration(held) + &since);
     }
     match holder.ttl_left() {
+        Some(left) if holders::is_kept(lock) => fact("kept", kept_until(holder, left)),
         Some(left) => fact("left", format::duration(left) + " unless renewed"),
         None if holder.never_expires() => fact("left", "no expiry".into()),
         None => {}
@@ -63,12 +66,15 @@ fn format_lock(lock: &LockInfo) -> String {
     }
     fact("waiting", lock.waiting().to_string());
     let mut page = facts.to_string();
+    // Writing to a string cannot fail.
+    if !lock.members().is_empty() {
+        let _ = write!(page, "\n{}", members_table(lock));
+    }
     if !lock.waiters().is_empty() {
         let mut queue = Table::new(&[">", "WAITER", "REQUESTED", "ID"]);
         for (position, waiter) in lock.waiters().iter().enumerate() {
             queue.add_row(waiter_row(position + 1, waiter));
         }
-        // Writing to a string cannot fail.
         let _ = write!(page, "\n{queue}");
         let listed = u64::try_from(lock.waiters().len()).unwrap_or(u64::MAX);
         if lock.waiting() > listed {
@@ -83,6 +89,34 @@ fn format_lock(lock: &LockInfo) -> String {
         let _ = write!(page, "\n{nodes}");
     }
     page
+}
+
+/// Until when a lock stays taken that its holder has released.
+fn kept_until(holder: &Holder, left: Duration) -> String {
+    let until = clock::wall_clock().checked_add(left).and_then(format::rfc3339);
+    let until = until.map_or_else(String::new, |until| format!("until {until}, "));
+    let others = if holder.held_by() == HeldBy::One { "its holder has" } else { "all have" };
+    format!("{until}for another {}; {others} released it", format::duration(left))
+}
+
+/// The readers, or the holders of permits.
+fn members_table(lock: &LockInfo) -> String {
+    let mut table = Table::new(&["HOLDER", ">PERMITS", ">LEFT", "ID"]);
+    for member in lock.members() {
+        table.add_row(vec![
+            format::holder_name(member),
+            holders::permits(member).map_or_else(|| "-".into(), |permits| permits.to_string()),
+            holders::time_left(member, member.is_kept()),
+            format::escape(member.id()),
+        ]);
+    }
+    let mut text = table.to_string();
+    let listed: u64 = lock.members().iter().filter_map(|one| holders::count(one.held_by())).sum();
+    let more = holders::count(lock.holder().held_by()).unwrap_or(0).saturating_sub(listed);
+    if more > 0 {
+        let _ = writeln!(text, "and {more} more");
+    }
+    text
 }
 
 fn waiter_row(position: usize, waiter: &QueuedWaiter) -> Vec<String> {

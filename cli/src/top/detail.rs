@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use distlock::LockInfo;
+use distlock::{Holder, LockInfo};
 
-use crate::{format::escape, top::rows::holder_name};
+use crate::{
+    format::{duration, escape},
+    holders,
+    top::rows::holder_name,
+};
 
 /// One lock with its queue. All texts are escaped for a terminal, except for `id`.
 #[derive(Clone, Debug)]
@@ -12,6 +16,12 @@ pub(crate) struct LockDetail {
     /// As the server sent it, because a release must name it exactly.
     pub(crate) id: String,
     pub(crate) holder: String,
+    /// How the lock is held.
+    pub(crate) kind: String,
+    /// The clients that share the lock; empty if one has it alone.
+    pub(crate) members: Vec<String>,
+    /// All holders have released the lock, which stays taken until it expires.
+    pub(crate) is_kept: bool,
     pub(crate) thread: Option<u64>,
     /// When the holder requested the lock, and when it acquired it.
     pub(crate) requested_at: Option<String>,
@@ -37,6 +47,9 @@ impl LockDetail {
         LockDetail {
             id: holder.id().to_owned(),
             holder: holder_name(holder.host(), holder.pid(), holder.id()),
+            kind: holders::long_kind(holder.held_by()),
+            members: lock.members().iter().map(describe_member).collect(),
+            is_kept: holders::is_kept(lock),
             thread: holder.tid(),
             requested_at,
             held_since: holder.since().and_then(format_time),
@@ -49,6 +62,21 @@ impl LockDetail {
             nodes: holder.nodes().iter().map(|node| escape(&node.to_string())).collect(),
         }
     }
+}
+
+/// A member of a group with its permits and the time left.
+fn describe_member(member: &Holder) -> String {
+    let name = holder_name(member.host(), member.pid(), member.id());
+    let permits = match holders::permits(member) {
+        Some(_) => format!(", {}", holders::short_kind(member.held_by())),
+        None => String::new(),
+    };
+    let left = match member.ttl_left() {
+        Some(left) if member.is_kept() => format!(", kept for another {}", duration(left)),
+        Some(left) => format!(", {} left", duration(left)),
+        None => String::new(),
+    };
+    name + &permits + &left
 }
 
 /// A time for display; `None` if it is out of the format's range, as another client's id may be.

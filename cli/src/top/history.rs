@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::top::rows::Row;
+use distlock::{HeldBy, Holder};
+
+use crate::{holders, top::rows::Row};
 
 /// How long a lock is remembered after it was last held.
 const RETENTION: Duration = Duration::from_secs(60);
@@ -18,6 +20,11 @@ const RATE_SMOOTHING_SECS: f64 = 10.0;
 pub(crate) struct Sample<'a> {
     pub(crate) name: &'a str,
     pub(crate) id: &'a str,
+    pub(crate) held_by: HeldBy,
+    /// The clients that share the lock; empty if one has it alone.
+    pub(crate) members: &'a [Holder],
+    /// All holders have released the lock, which is not renewed any more.
+    pub(crate) is_kept: bool,
     pub(crate) host: Option<&'a str>,
     pub(crate) pid: Option<u32>,
     pub(crate) age: Option<Duration>,
@@ -115,7 +122,9 @@ impl LockHistory {
     }
 
     fn record(&mut self, sample: &Sample<'_>, now: Instant, since: Duration) {
-        let is_handed_over = *self.id != *sample.id;
+        // Each renewal by another member of a group changes which of them is reported.
+        let is_member = |id: &str| sample.members.iter().any(|member| member.id() == id);
+        let is_handed_over = *self.id != *sample.id && !is_member(&self.id);
         if is_handed_over {
             self.earlier_closest_call = self.closest_call();
             self.id = sample.id.into();
@@ -124,7 +133,7 @@ impl LockHistory {
         }
         self.rate = smooth_rate(self.rate, u32::from(is_handed_over), since);
         self.last_seen = now;
-        let Some(left) = sample.left else { return };
+        let Some(left) = sample.left.filter(|_| !sample.is_kept) else { return };
         self.ttl.record(left, sample.age);
         let before = self
             .left
@@ -145,7 +154,11 @@ impl LockHistory {
     fn row(&self, name: Arc<str>, sample: &Sample<'_>) -> Row {
         Row {
             name,
-            id: self.id.clone(),
+            id: if *self.id == *sample.id { self.id.clone() } else { sample.id.into() },
+            group: (sample.held_by != HeldBy::One)
+                .then(|| holders::short_kind(sample.held_by).into()),
+            members: sample.members.len(),
+            is_kept: sample.is_kept,
             host: sample.host.map(Into::into),
             pid: sample.pid,
             age: sample.age,
@@ -224,6 +237,9 @@ pub(crate) fn test_row(name: &str, id: &str) -> Row {
     Row {
         name: name.into(),
         id: id.into(),
+        group: None,
+        members: 0,
+        is_kept: false,
         host: None,
         pid: None,
         age: None,
@@ -248,6 +264,9 @@ mod tests {
         Sample {
             name,
             id,
+            held_by: HeldBy::One,
+            members: &[],
+            is_kept: false,
             host: None,
             pid: None,
             age: Some(age * SECOND),

@@ -71,7 +71,7 @@ pub(crate) struct Confirmation {
 pub(crate) struct Inspected {
     pub(crate) name: String,
     /// The last result: the lock's details, `None` if it was not held, or an error.
-    pub(crate) result: Option<Result<Option<LockDetail>, String>>,
+    pub(crate) result: Option<Result<Option<Box<LockDetail>>, String>>,
     /// The first line that is shown.
     pub(crate) scroll: usize,
     is_pending: bool,

@@ -13,6 +13,7 @@ use crate::{
     clock,
     exit::Failure,
     format::{escape, with_option_names},
+    holders,
     top::{
         detail::LockDetail,
         history::{History, Sample, TableData},
@@ -63,7 +64,7 @@ pub(crate) enum Query {
 /// The result of a [`Query`].
 #[derive(Debug)]
 pub(crate) enum QueryResult {
-    Inspected { name: String, result: Result<Option<LockDetail>, String> },
+    Inspected { name: String, result: Result<Option<Box<LockDetail>>, String> },
     Released { name: String, result: Result<ReleaseResult, String> },
 }
 
@@ -200,6 +201,9 @@ fn to_sample(lock: &LockInfo) -> Sample<'_> {
     Sample {
         name: lock.name(),
         id: holder.id(),
+        held_by: holder.held_by(),
+        members: lock.members(),
+        is_kept: holders::is_kept(lock),
         host: holder.host(),
         pid: holder.pid(),
         age: holder.held_for(),
@@ -224,8 +228,10 @@ fn run_query(mgr: &RedisMgr, query: Query) -> QueryResult {
     let to_text = |error: LockError| escape(&with_option_names(&error.to_string()));
     match query {
         Query::Inspect { name } => {
-            let result =
-                mgr.lock_info(&name).map(|lock| lock.as_ref().map(LockDetail::of)).map_err(to_text);
+            let result = mgr
+                .lock_info(&name)
+                .map(|lock| lock.as_ref().map(LockDetail::of).map(Box::new))
+                .map_err(to_text);
             QueryResult::Inspected { name, result }
         }
         Query::Release { name, id } => {

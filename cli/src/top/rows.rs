@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, sync::Arc, time::Duration};
 
-use crate::format::escape;
+use crate::{format::escape, holders};
 
 /// What the polls so far show about one lock.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,6 +10,12 @@ pub(crate) struct Row {
     pub(crate) name: Arc<str>,
     /// The holder's id.
     pub(crate) id: Arc<str>,
+    /// The group that has the lock in words, and the number of its members; none and zero if one
+    /// client has it alone.
+    pub(crate) group: Option<Box<str>>,
+    pub(crate) members: usize,
+    /// All holders have released the lock, which stays taken until it expires.
+    pub(crate) is_kept: bool,
     /// The holder's host and process, if its id contains them.
     pub(crate) host: Option<Box<str>>,
     pub(crate) pid: Option<u32>,
@@ -29,9 +35,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// A short name of the holder.
+    /// A short name of the holder, or of a group and one of its members.
     pub(crate) fn holder_name(&self) -> String {
-        holder_name(self.host.as_deref(), self.pid, &self.id)
+        let holder = holder_name(self.host.as_deref(), self.pid, &self.id);
+        match &self.group {
+            None => holder,
+            Some(group) => format!("{group}: {holder}{}", holders::and_others(self.members)),
+        }
     }
 }
 
@@ -209,6 +219,8 @@ mod tests {
         let row = Row { host: Some("web\u{202e}".into()), pid: Some(4711), ..test_row("x", "id") };
         assert_eq!(row.holder_name(), "web\\u{202e} (pid 4711)");
         assert_eq!(test_row("x", "\u{1b}c").holder_name(), "\\u{1b}c");
+        let three = Row { group: Some("4 permits".into()), members: 3, ..row };
+        assert_eq!(three.holder_name(), "4 permits: web\\u{202e} (pid 4711) +2");
     }
 
     #[test]

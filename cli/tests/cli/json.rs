@@ -157,14 +157,15 @@ fn json_of_every_command_fits_the_schema() {
     let waiting = spawn_queued_waiter(&server, &mgr, "x");
     assert!(set_foreign_lock(&server, "lock:foreign", "a stranger", 600_000));
     server.cli(&["SET", "lock:forever", "an operator"]);
+    let reader = mgr.rw_lock("shared").unwrap().read().unwrap();
     let list = check("ls", distlock_at(&server, &["ls", "--json"]), 0);
-    assert_eq!(list["locks"].as_array().unwrap().len(), 3);
+    assert_eq!(list["locks"].as_array().unwrap().len(), 4);
     check("show", distlock_at(&server, &["show", "x", "--json"]), 0);
     check("show", distlock_at(&server, &["show", "foreign", "--json"]), 0);
     let other = ["release", "x", "--if-id", "another", "--json"];
     check("release", distlock_at(&server, &other), 1);
     check("release", distlock_at(&server, &["release", "foreign", "--force", "--json"]), 0);
-    drop(guard);
+    drop((guard, reader));
     drop(waiting.join().unwrap().unwrap());
 
     check("doctor", distlock_at(&server, &["doctor", "--json"]), 0);

@@ -61,14 +61,14 @@ fn ls_prints_table_sorted_by_name() {
     assert_eq!(table.err, "");
     let rows: Vec<Vec<&str>> =
         table.out.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[0], ["NAME", "HOLDER", "HELD", "LEFT", "WAITING", "TOKEN"]);
+    assert_eq!(rows[0], ["NAME", "KIND", "HOLDER", "HELD", "LEFT", "WAITING", "TOKEN"]);
     let names: Vec<&str> = rows[1..].iter().map(|row| row[0]).collect();
     assert_eq!(names, ["a:10", "a:2", "b", "foreign", "forever"]);
     let own = format!("{}/{}", guards[0].id().host(), std::process::id());
-    assert_eq!((rows[3][1], rows[3][4]), (&*own, "2"));
-    assert_eq!(rows[3][5], guards[0].fencing_token().to_string());
-    assert!(rows[3][3].ends_with('s'), "{rows:?}");
-    assert_eq!((rows[4][1], rows[4][2], rows[4][5]), (&*("x".repeat(40) + "…"), "-", "-"));
+    assert_eq!((rows[3][1], rows[3][2], rows[3][5]), ("alone", &*own, "2"));
+    assert_eq!(rows[3][6], guards[0].fencing_token().to_string());
+    assert!(rows[3][4].ends_with('s'), "{rows:?}");
+    assert_eq!((rows[4][2], rows[4][3], rows[4][6]), (&*("x".repeat(40) + "…"), "-", "-"));
     assert!(
         table
             .out

@@ -16,6 +16,7 @@ mod doctor;
 mod help;
 mod init;
 mod json;
+mod kinds;
 mod list;
 mod mysql;
 mod release;

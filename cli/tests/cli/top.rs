@@ -3,10 +3,10 @@
 mod endings;
 mod releases;
 
-use distlock::RedisMgr;
+use distlock::{LockOptions, RedisMgr};
 
 use crate::{
-    helpers::{UnwrapReleased as _, manager, set_foreign_lock, spawn_queued_waiter},
+    helpers::{SECOND, UnwrapReleased as _, manager, set_foreign_lock, spawn_queued_waiter},
     pty::Pty,
     support::{Nodes, RedisServer},
 };
@@ -43,6 +43,26 @@ fn set_locks(server: &RedisServer, names: &[&str]) {
             server.cli(&["RPUSH", &queue, &format!("1000 distlock:client:none waiter-{n}")]);
         }
     }
+}
+
+#[test]
+fn top_shows_members_and_kept_locks() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let jobs = mgr.semaphore("jobs", 5).unwrap();
+    let permits = [jobs.acquire_many(2).unwrap(), jobs.acquire().unwrap()];
+    let for_5_minutes = LockOptions::new().hold_at_least(300 * SECOND);
+    mgr.lock_with("nightly", &for_5_minutes).unwrap().release().unwrap().unwrap_released();
+    let mut top = Pty::start(140, 30, &["top", "--url", &server.url(), "--interval", "100ms"]);
+    let screen = top.wait_shown("kept ");
+    assert!(row(&screen, "nightly").contains("kept "), "{screen}");
+    let jobs = row(&screen, "jobs");
+    assert!(jobs.contains("3 permits: ") && jobs.contains(") +1 "), "{screen}");
+    // The row of the group comes first, because the rows are sorted by name at last.
+    top.press("\r");
+    let screen = top.wait_shown("semaphore, 3 permits in use");
+    assert!(screen.contains(", 2 permits, ") && screen.contains(", 1 permit, "), "{screen}");
+    drop(permits);
 }
 
 #[test]

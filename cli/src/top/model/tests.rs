@@ -161,6 +161,9 @@ fn detail(id: &str) -> LockDetail {
     LockDetail {
         id: id.into(),
         holder: id.into(),
+        kind: String::new(),
+        members: Vec::new(),
+        is_kept: false,
         thread: None,
         requested_at: None,
         held_since: None,
@@ -182,12 +185,12 @@ fn open_lock_is_queried_at_each_poll_one_query_at_a_time() {
     assert_eq!(show(&mut model, &["a", "b"]), None, "the first query is pending");
     model.on_action(Action::Release);
     assert_eq!(model.mode, Mode::Inspect, "no holder is shown yet");
-    let result = Ok(Some(detail("one")));
+    let result = Ok(Some(detail("one").into()));
     model.on_result(QueryResult::Inspected { name: "a".into(), result }, clock::now());
     assert_eq!(show(&mut model, &["a", "b"]), inspect());
     model.on_action(Action::Release);
     model.on_result(
-        QueryResult::Inspected { name: "a".into(), result: Ok(Some(detail("two"))) },
+        QueryResult::Inspected { name: "a".into(), result: Ok(Some(detail("two").into())) },
         clock::now(),
     );
     assert_eq!(

@@ -36,7 +36,10 @@ const HELP_KEYS: [(&str, &str); 13] = [
     ("q Esc ^C", "quit"),
 ];
 const HELP_COLUMNS: [(&str, &str); 6] = [
-    ("LEFT", "time until the lock expires unless renewed, and as a part of its ttl"),
+    (
+        "LEFT",
+        "time until the lock expires unless renewed, and as a part of its ttl; kept if released",
+    ),
     ("RATE", "hand-overs per second, as far as polls show"),
     (
         "CLOSE",
@@ -127,7 +130,15 @@ fn detail_lines(inspected: &Inspected, width: usize, palette: Palette) -> Vec<Li
 
 fn detail_fields(detail: &LockDetail) -> Vec<(&'static str, String)> {
     let thread = detail.thread.map_or_else(String::new, |thread| format!(", thread {thread}"));
-    let mut fields = vec![("held by", format!("{}{thread}", detail.holder))];
+    let mut fields = vec![("kind", detail.kind.clone())];
+    match detail.members.as_slice() {
+        [] => fields.push(("held by", format!("{}{thread}", detail.holder))),
+        members => {
+            let lines = members.iter().enumerate();
+            fields
+                .extend(lines.map(|(at, one)| (if at == 0 { "held by" } else { "" }, one.clone())));
+        }
+    }
     if !detail.certain {
         fields.push(("", "but too few nodes agree".into()));
     }
@@ -137,13 +148,16 @@ fn detail_fields(detail: &LockDetail) -> Vec<(&'static str, String)> {
     if let Some(requested_at) = &detail.requested_at {
         fields.push(("requested", format!("{requested_at}, by its clock")));
     }
-    let left = detail.left.map_or_else(
-        || "never expires".into(),
-        |left| format!("{} unless renewed", format::duration(left)),
-    );
-    fields.push(("left", left));
-    fields.push(("token", detail.token.map_or_else(|| "none".into(), |token| token.to_string())));
-    fields.push(("id", escape(&detail.id)));
+    fields.push(match detail.left.map(format::duration) {
+        None => ("left", "never expires".into()),
+        Some(left) if detail.is_kept => ("kept", format!("for another {left}, after its release")),
+        Some(left) => ("left", format!("{left} unless renewed")),
+    });
+    if detail.members.is_empty() {
+        let token = detail.token.map_or_else(|| "none".into(), |token| token.to_string());
+        fields.push(("token", token));
+        fields.push(("id", escape(&detail.id)));
+    }
     for (at, node) in detail.nodes.iter().enumerate() {
         fields.push((if at == 0 { "nodes" } else { "" }, node.clone()));
     }

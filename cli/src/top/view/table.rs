@@ -175,7 +175,8 @@ fn row_line(
         spans.push(Span::styled(gap(at), base));
         let (text, tone) = cell(visible.column, row);
         let (style, mut width) = (palette.style(tone), visible.width);
-        if let (Column::Left, Some(part)) = (visible.column, row.fraction_left) {
+        if let (Column::Left, Some(part), false) = (visible.column, row.fraction_left, row.is_kept)
+        {
             // Without the row's style: in reverse video, the bar would show what is not left.
             spans.push(Span::styled(bar(part, BAR_WIDTH), style));
             width = width.saturating_sub(BAR_WIDTH);
@@ -200,6 +201,7 @@ fn cell(column: Column, row: &Row) -> (String, Tone) {
         Column::Holder => (format!("? {}", row.holder_name()), Tone::Warn),
         Column::Age => (known(row.age.map(format::duration)), Tone::Plain),
         Column::Left => match row.left {
+            Some(left) if row.is_kept => (format!("kept {}", format::duration(left)), Tone::Quiet),
             Some(left) => {
                 (format!(" {}", format::duration(left)), severity(row.fraction_left.unwrap_or(0.0)))
             }

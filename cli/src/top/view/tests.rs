@@ -86,6 +86,16 @@ fn row_shows_all_facts_about_lock() {
 }
 
 #[test]
+fn group_and_kept_lock_are_marked() {
+    let group = Row { group: Some("3 permits".into()), members: 2, ..held("jobs", 0.8) };
+    let kept = Row { is_kept: true, ..held("nightly", 0.8) };
+    let screen = screen(&mut model(vec![group, kept]), 140, 10);
+    assert!(screen.contains("3 permits: web-1 (pid 4711) +1"), "{screen}");
+    let line = screen.lines().find(|line| line.starts_with("nightly")).unwrap();
+    assert!(line.contains("kept 8s") && !line.contains('█'), "{line}");
+}
+
+#[test]
 fn uncertain_holder_and_missing_expiry_are_marked() {
     let foreign = Row { certain: false, ..test_row("mail", "some\u{1b}[2Jbody") };
     let screen = screen(&mut model(vec![foreign]), 100, 10);
@@ -258,6 +268,9 @@ fn details_show_queue_in_order_and_nodes() {
     let detail = LockDetail {
         id: "web-1|pid4711|tid9|ts1|uuid".into(),
         holder: "web-1 (pid 4711)".into(),
+        kind: "mutex or write lock".into(),
+        members: Vec::new(),
+        is_kept: false,
         thread: Some(9),
         requested_at: Some("2025-11-21T08:05:45Z".into()),
         held_since: Some("2025-11-21T08:05:46Z".into()),
@@ -272,9 +285,10 @@ fn details_show_queue_in_order_and_nodes() {
     let set_result = |model: &mut Model, result| {
         model.on_result(QueryResult::Inspected { name: "orders:42".into(), result }, clock::now());
     };
-    set_result(&mut model, Ok(Some(detail)));
+    set_result(&mut model, Ok(Some(detail.into())));
     let all = screen(&mut model, 100, 80);
     for part in [
+        "mutex or write lock",
         "web-1 (pid 4711), thread 9",
         "too few nodes agree",
         "08:05:46Z, for 90s",
