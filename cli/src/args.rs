@@ -341,7 +341,9 @@ pub(crate) struct Show {
 /// Take a lock from its holder, which learns of it at its next renewal
 ///
 /// The next waiter gets the lock at once, so for up to a third of the ttl two processes may act as
-/// its holder. Exits with 1 if nothing was released.
+/// its holder. If several processes share the lock, --force takes it from all of them, and --if-id
+/// from one. Exits with 1 if nothing was released, or if the lock is still held by a process from
+/// which --force should have taken it.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Release {
     /// Name of the lock
@@ -357,7 +359,7 @@ pub(crate) struct Release {
 #[derive(Arguments, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub(crate) struct ReleaseTarget {
-    /// Take the lock from its current holder, whichever that is
+    /// Take the lock from its current holder or holders, whichever those are
     #[arg(long)]
     pub(crate) force: bool,
     /// Take the lock only if its holder has this id

@@ -35,6 +35,19 @@ pub(crate) fn count(held_by: HeldBy) -> Option<u64> {
     }
 }
 
+/// The readers, or the permits in use, for the end of a sentence; `None` if one client has the
+/// lock alone.
+pub(crate) fn hold_now(held_by: HeldBy) -> Option<String> {
+    let kind = short_kind(held_by);
+    match (held_by, count(held_by)) {
+        (HeldBy::Readers { .. }, Some(1)) => Some(format!("{kind} holds it now")),
+        (HeldBy::Readers { .. }, _) => Some(format!("{kind} hold it now")),
+        (HeldBy::Permits { .. }, Some(1)) => Some(format!("{kind} is in use now")),
+        (HeldBy::Permits { .. }, _) => Some(format!("{kind} are in use now")),
+        _ => None,
+    }
+}
+
 /// Number of permits that a member has; `None` for a reader.
 pub(crate) fn permits(member: &Holder) -> Option<u64> {
     match member.held_by() {

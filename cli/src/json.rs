@@ -126,7 +126,7 @@ struct LockJson<'a> {
 }
 
 /// A holder. For clients that are not distlock, only `id` is known.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct HolderJson<'a> {
     id: &'a str,
     host: Option<String>,

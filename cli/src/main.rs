@@ -26,6 +26,7 @@ mod proc_stat;
 mod quarantine_option;
 mod ranges;
 mod release;
+mod release_each;
 mod run;
 mod secrets;
 mod show;

@@ -1,6 +1,8 @@
 //! `distlock release`: releases a lock for the holder that was named or found, but for no other.
 
-use distlock::{LockManager, Released};
+mod members;
+
+use distlock::{LockInfo, LockManager, Released};
 use serde::Serialize;
 
 use crate::{
@@ -8,17 +10,22 @@ use crate::{
     connect,
     exit::{Exit, Failure, Outcome},
     format::{self, quote},
+    holders,
     json::HolderJson,
     output,
 };
 
 /// The result as JSON.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct ReleaseReport<'a> {
     name: &'a str,
     released: bool,
     /// The holder that lost the lock.
     former_holder: Option<HolderJson<'a>>,
+    /// All holders that lost the lock.
+    former_holders: Vec<HolderJson<'a>>,
+    /// Number of readers, or of permits in use, that the lock still has.
+    remaining: Option<u64>,
     /// The current holder, if that is why nothing was released.
     holder: Option<HolderJson<'a>>,
 }
@@ -28,9 +35,15 @@ pub(crate) fn run(servers: &Servers, options: &Release) -> Outcome {
     match &options.target.if_id {
         Some(id) => {
             let outcome = mgr.force_release_if(&options.name, id)?;
+            // The lock is released, also if this fails.
+            let now = match outcome {
+                Released::Released => mgr.lock_info(&options.name).ok().flatten(),
+                _ => None,
+            };
             report_outcome(
                 options,
                 outcome,
+                now,
                 HolderJson::from_id(id),
                 &describe_id(id),
                 "the holder has another id",
@@ -43,8 +56,11 @@ pub(crate) fn run(servers: &Servers, options: &Release) -> Outcome {
 /// Releases by the id that was found, so that a client that acquires the lock meanwhile keeps it.
 fn release_current_holder(mgr: &dyn LockManager, options: &Release) -> Outcome {
     let Some(lock) = mgr.lock_info(&options.name)? else {
-        return report_outcome(options, Released::Gone, HolderJson::default(), "", "");
+        return report_outcome(options, Released::Gone, None, HolderJson::default(), "", "");
     };
+    if !lock.members().is_empty() {
+        return members::release_members(mgr, options, &lock);
+    }
     let holder = lock.holder();
     let mut outcome = mgr.force_release_if(&options.name, holder.id())?;
     // Votes left over on a minority of the nodes count as no lock, so the release of one reports
@@ -59,6 +75,7 @@ fn release_current_holder(mgr: &dyn LockManager, options: &Release) -> Outcome {
     report_outcome(
         options,
         outcome,
+        None,
         HolderJson::from_holder(holder),
         &describe_id(holder.id()),
         "the lock changed hands in the meantime",
@@ -81,6 +98,7 @@ fn describe_id(id: &str) -> String {
 fn report_outcome(
     options: &Release,
     outcome: Released,
+    now: Option<LockInfo>,
     was: HolderJson<'_>,
     whom: &str,
     why_not: &str,
@@ -89,26 +107,34 @@ fn report_outcome(
     let lock = quote(name);
     let (report, verdict) = match &outcome {
         Released::Released => {
-            let report =
-                ReleaseReport { name, released: true, former_holder: Some(was), holder: None };
-            (report, Ok(format!("released lock {lock}, which was held by {whom}\n")))
+            let held_by = now.map(|now| now.holder().held_by());
+            let rest = held_by.and_then(holders::hold_now);
+            let report = ReleaseReport {
+                name,
+                released: true,
+                former_holder: Some(was.clone()),
+                former_holders: vec![was],
+                remaining: rest.as_ref().and_then(|_| holders::count(held_by?)),
+                holder: None,
+            };
+            let rest = rest.map_or_else(String::new, |rest| format!("; {rest}"));
+            (report, Ok(format!("released lock {lock}, which was held by {whom}{rest}\n")))
         }
         Released::Gone => {
-            let report = ReleaseReport { name, released: false, former_holder: None, holder: None };
+            let report = ReleaseReport { name, ..ReleaseReport::default() };
             (report, Err(format!("nothing was released: lock {lock} is not held")))
         }
         Released::OwnedByOther(by) => {
             let report = ReleaseReport {
                 name,
-                released: false,
-                former_holder: None,
                 holder: Some(HolderJson::from_holder(by)),
+                ..ReleaseReport::default()
             };
             (report, Err(format!("nothing was released: {why_not}; lock {lock} is held by {by}")))
         }
         // A later version of the library may report more.
         other => {
-            let report = ReleaseReport { name, released: false, former_holder: None, holder: None };
+            let report = ReleaseReport { name, ..ReleaseReport::default() };
             (report, Err(format!("nothing was released: lock {lock}: {other:?}")))
         }
     };

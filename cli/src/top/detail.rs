@@ -7,14 +7,16 @@ use distlock::{Holder, LockInfo};
 use crate::{
     format::{duration, escape},
     holders,
-    top::rows::holder_name,
+    top::rows::{group_name, holder_name},
 };
 
-/// One lock with its queue. All texts are escaped for a terminal, except for `id`.
+/// One lock with its queue. All texts are escaped for a terminal, except for
+/// `id` and `ids`.
 #[derive(Clone, Debug)]
 pub(crate) struct LockDetail {
-    /// As the server sent it, because a release must name it exactly.
     pub(crate) id: String,
+    /// The ids of all holders, as the server sent them, because a release must name them exactly.
+    pub(crate) ids: Vec<String>,
     pub(crate) holder: String,
     /// How the lock is held.
     pub(crate) kind: String,
@@ -44,9 +46,17 @@ impl LockDetail {
             let at = std::time::UNIX_EPOCH.checked_add(Duration::from_millis(id.asked_at_ms()))?;
             format_time(at)
         });
+        let name = holder_name(holder.host(), holder.pid(), holder.id());
         LockDetail {
             id: holder.id().to_owned(),
-            holder: holder_name(holder.host(), holder.pid(), holder.id()),
+            ids: match lock.members() {
+                [] => vec![holder.id().to_owned()],
+                members => members.iter().map(|member| member.id().to_owned()).collect(),
+            },
+            holder: match lock.members().len() {
+                0 => name,
+                members => group_name(&holders::short_kind(holder.held_by()), &name, members),
+            },
             kind: holders::long_kind(holder.held_by()),
             members: lock.members().iter().map(describe_member).collect(),
             is_kept: holders::is_kept(lock),

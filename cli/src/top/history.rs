@@ -157,7 +157,7 @@ impl LockHistory {
             id: if *self.id == *sample.id { self.id.clone() } else { sample.id.into() },
             group: (sample.held_by != HeldBy::One)
                 .then(|| holders::short_kind(sample.held_by).into()),
-            members: sample.members.len(),
+            members: sample.members.iter().map(|member| member.id().into()).collect(),
             is_kept: sample.is_kept,
             host: sample.host.map(Into::into),
             pid: sample.pid,
@@ -238,7 +238,7 @@ pub(crate) fn test_row(name: &str, id: &str) -> Row {
         name: name.into(),
         id: id.into(),
         group: None,
-        members: 0,
+        members: Vec::new(),
         is_kept: false,
         host: None,
         pid: None,

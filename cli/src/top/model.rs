@@ -62,7 +62,7 @@ pub(crate) struct StatusMessage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Confirmation {
     pub(crate) name: String,
-    pub(crate) id: String,
+    pub(crate) ids: Vec<String>,
     pub(crate) holder: String,
 }
 
@@ -158,6 +158,10 @@ impl Model {
             QueryResult::Released { name, result } => {
                 let (good, text) = match result {
                     Ok(ReleaseResult::Released) => (true, format!("released {name}")),
+                    Ok(ReleaseResult::Partly { released, of, why }) => {
+                        let done = format!("released {released} of {of} holders of {name}");
+                        (false, format!("{done}, which is still held: {why}"))
+                    }
                     Ok(ReleaseResult::Gone) => (false, format!("{name} was not held any more")),
                     Ok(ReleaseResult::HeldByOther(holder)) => {
                         (false, format!("not released: {name} is now held by {holder}"))
@@ -325,13 +329,13 @@ impl Model {
         let confirmation = match &self.inspected {
             Some(Inspected { name, result: Some(Ok(Some(detail))), .. }) => Some(Confirmation {
                 name: name.clone(),
-                id: detail.id.clone(),
+                ids: detail.ids.clone(),
                 holder: detail.holder.clone(),
             }),
             Some(_) => None,
             None => self.row(self.selected).map(|row| Confirmation {
                 name: row.name.to_string(),
-                id: row.id.to_string(),
+                ids: row.ids(),
                 holder: row.holder_name(),
             }),
         };
@@ -342,9 +346,9 @@ impl Model {
     }
 
     fn release(&mut self) -> Option<Effect> {
-        let Confirmation { name, id, .. } = self.confirmation.clone()?;
+        let Confirmation { name, ids, .. } = self.confirmation.clone()?;
         self.close_confirmation();
-        Some(Effect::Query(Query::Release { name, id }))
+        Some(Effect::Query(Query::Release { name, ids }))
     }
 
     fn close_confirmation(&mut self) {

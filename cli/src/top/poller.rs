@@ -14,6 +14,7 @@ use crate::{
     exit::Failure,
     format::{escape, with_option_names},
     holders,
+    release_each::{EachRelease, release_each},
     top::{
         detail::LockDetail,
         history::{History, Sample, TableData},
@@ -54,10 +55,10 @@ pub(crate) enum Query {
     Inspect {
         name: String,
     },
-    /// Release the lock if its holder has this id.
+    /// Release the lock, as far as its holders have these ids.
     Release {
         name: String,
-        id: String,
+        ids: Vec<String>,
     },
 }
 
@@ -72,6 +73,12 @@ pub(crate) enum QueryResult {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReleaseResult {
     Released,
+    /// The lock is still held by some of its holders, because a request failed.
+    Partly {
+        released: usize,
+        of: usize,
+        why: String,
+    },
     /// The lock was not held any more.
     Gone,
     /// Another client holds the lock and keeps it.
@@ -234,19 +241,30 @@ fn run_query(mgr: &RedisMgr, query: Query) -> QueryResult {
                 .map_err(to_text);
             QueryResult::Inspected { name, result }
         }
-        Query::Release { name, id } => {
-            let result = match mgr.force_release_if(&name, &id) {
-                Ok(Released::Released) => Ok(ReleaseResult::Released),
-                Ok(Released::Gone) => Ok(ReleaseResult::Gone),
-                Ok(Released::OwnedByOther(by)) => {
-                    Ok(ReleaseResult::HeldByOther(holder_name(by.host(), by.pid(), by.id())))
-                }
-                // A later version of the library may report more.
-                Ok(other) => Err(format!("{other:?}")),
-                Err(error) => Err(to_text(error)),
-            };
+        Query::Release { name, ids } => {
+            let EachRelease { outcomes, error } =
+                release_each(mgr, &name, ids.iter().map(String::as_str));
+            let result = to_release_result(&outcomes, error.map(to_text), ids.len());
             QueryResult::Released { name, result }
         }
+    }
+}
+
+/// The result of the releases for all holders, of which there are `of`.
+fn to_release_result(
+    outcomes: &[Released],
+    error: Option<String>,
+    of: usize,
+) -> Result<ReleaseResult, String> {
+    let released = outcomes.iter().filter(|outcome| **outcome == Released::Released).count();
+    match (error, outcomes.last()) {
+        (Some(why), _) if released == 0 => Err(why),
+        (Some(why), _) => Ok(ReleaseResult::Partly { released, of, why }),
+        _ if released > 0 => Ok(ReleaseResult::Released),
+        (None, Some(Released::OwnedByOther(by))) => {
+            Ok(ReleaseResult::HeldByOther(holder_name(by.host(), by.pid(), by.id())))
+        }
+        _ => Ok(ReleaseResult::Gone),
     }
 }
 

@@ -10,10 +10,10 @@ pub(crate) struct Row {
     pub(crate) name: Arc<str>,
     /// The holder's id.
     pub(crate) id: Arc<str>,
-    /// The group that has the lock in words, and the number of its members; none and zero if one
-    /// client has it alone.
+    /// The group that has the lock in words, and the ids of its members; none if one client has it
+    /// alone.
     pub(crate) group: Option<Box<str>>,
-    pub(crate) members: usize,
+    pub(crate) members: Vec<Box<str>>,
     /// All holders have released the lock, which stays taken until it expires.
     pub(crate) is_kept: bool,
     /// The holder's host and process, if its id contains them.
@@ -40,7 +40,15 @@ impl Row {
         let holder = holder_name(self.host.as_deref(), self.pid, &self.id);
         match &self.group {
             None => holder,
-            Some(group) => format!("{group}: {holder}{}", holders::and_others(self.members)),
+            Some(group) => group_name(group, &holder, self.members.len()),
+        }
+    }
+
+    /// The ids of all holders.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        match self.members.as_slice() {
+            [] => vec![self.id.to_string()],
+            members => members.iter().map(|id| id.to_string()).collect(),
         }
     }
 }
@@ -51,6 +59,11 @@ pub(crate) fn holder_name(host: Option<&str>, pid: Option<u32>, id: &str) -> Str
         (Some(host), Some(pid)) => format!("{} (pid {pid})", escape(host)),
         _ => escape(id),
     }
+}
+
+/// A short name of a group, of which one holder is named.
+pub(crate) fn group_name(group: &str, holder: &str, members: usize) -> String {
+    format!("{group}: {holder}{}", holders::and_others(members))
 }
 
 /// A column of the table, by which rows can be sorted.
@@ -219,7 +232,7 @@ mod tests {
         let row = Row { host: Some("web\u{202e}".into()), pid: Some(4711), ..test_row("x", "id") };
         assert_eq!(row.holder_name(), "web\\u{202e} (pid 4711)");
         assert_eq!(test_row("x", "\u{1b}c").holder_name(), "\\u{1b}c");
-        let three = Row { group: Some("4 permits".into()), members: 3, ..row };
+        let three = Row { group: Some("4 permits".into()), members: vec!["id".into(); 3], ..row };
         assert_eq!(three.holder_name(), "4 permits: web\\u{202e} (pid 4711) +2");
     }
 

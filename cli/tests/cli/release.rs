@@ -3,7 +3,10 @@
 use distlock::LockLost;
 use serde_json::json;
 
-use super::command::{distlock_at, distlock_at_url, run_for_json, run_to_end, start};
+use super::{
+    command::{distlock_at, distlock_at_url, run_for_json, run_to_end, start},
+    json::Schema,
+};
 use crate::{
     helpers::{
         SECOND, UnwrapReleased, expect_loss, get, manager, set_foreign_lock, spawn_queued_waiter,
@@ -82,6 +85,8 @@ fn release_of_free_lock_exits_with_1() {
                 "name": "x",
                 "released": false,
                 "former_holder": null,
+                "former_holders": [],
+                "remaining": null,
                 "holder": null
             })
         );
@@ -152,4 +157,82 @@ fn release_deletes_lock_on_all_nodes() {
     assert!(set_foreign_lock(nodes.server(1), "lock:x", "left over", 600_000));
     run_to_end(distlock_at_url(&nodes.urls(), &["release", "x", "--force"])).expect_code(0);
     assert_eq!(nodes.values("lock:x"), [None, None, None]);
+}
+
+#[test]
+fn force_release_takes_the_lock_from_all_readers() {
+    let server = RedisServer::start();
+    let schema = Schema::read();
+    let mgr = manager(&server);
+    let lock = mgr.rw_lock("x").unwrap();
+    let short = with_ttl(3 * SECOND);
+    let readers = [lock.read_with(&short).unwrap(), lock.read_with(&short).unwrap()];
+    let ended = run_to_end(distlock_at(&server, &["release", "x", "--force"])).expect_code(0);
+    let lines: Vec<&str> = ended.out.lines().collect();
+    assert!(lines.len() == 2 && ended.err.is_empty(), "{ended:?}");
+    for line in lines {
+        assert!(line.starts_with("released lock \"x\", which was held by "), "{line}");
+    }
+    assert_eq!(get(&server, "lock:x"), None);
+    assert!(readers.iter().all(|reader| expect_loss(reader) == LockLost::Gone));
+
+    // A waiter gets the permits at once, which is no failure.
+    let jobs = mgr.semaphore("x", 2).unwrap();
+    let permits = [jobs.acquire_with(1, &short).unwrap(), jobs.acquire_with(1, &short).unwrap()];
+    let mut ids = permits.each_ref().map(|permit| permit.id().to_string());
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
+    let (value, ended) = run_for_json(distlock_at(&server, &["release", "x", "--force", "--json"]));
+    schema.check("release", &value);
+    ended.expect_code(0);
+    assert_eq!((&value["released"], &value["remaining"]), (&json!(true), &json!(0)));
+    let former = value["former_holders"].as_array().unwrap();
+    let mut found: Vec<&str> = former.iter().map(|one| one["id"].as_str().unwrap()).collect();
+    ids.sort();
+    found.sort();
+    assert_eq!(found, ids);
+    assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
+#[test]
+fn release_by_id_leaves_the_other_members() {
+    let server = RedisServer::start();
+    let schema = Schema::read();
+    let mgr = manager(&server);
+    let jobs = mgr.semaphore("x", 4).unwrap();
+    let permits: Vec<_> = (0..3).map(|_| jobs.acquire().unwrap()).collect();
+    let by_id = |at: usize| ["release", "x", "--if-id", permits[at].id().as_str()];
+    let ended = run_to_end(distlock_at(&server, &by_id(0))).expect_code(0);
+    assert!(ended.out.ends_with("); 2 permits are in use now\n"), "{ended:?}");
+    let again = run_to_end(distlock_at(&server, &by_id(0))).expect_code(1);
+    again.expect_error("nothing was released");
+    let (value, ended) = run_for_json(distlock_at(&server, &[&by_id(1)[..], &["--json"]].concat()));
+    schema.check("release", &value);
+    ended.expect_code(0);
+    assert_eq!((&value["released"], &value["remaining"]), (&json!(true), &json!(1)));
+    assert_eq!(value["former_holders"], json!([value["former_holder"]]));
+    assert!(permits[2].is_held());
+    let ended = run_to_end(distlock_at(&server, &by_id(2))).expect_code(0);
+    assert!(ended.out.ends_with(")\n"), "{ended:?}");
+    assert_eq!(get(&server, "lock:x"), None);
+}
+
+#[test]
+fn forced_release_that_fails_halfway_says_what_remains() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let mgr = manager(&server);
+    let jobs = mgr.semaphore("x", 4).unwrap();
+    // The permits that expire first are released first.
+    let first = jobs.acquire_with(1, &with_ttl(60 * SECOND)).unwrap();
+    let second = jobs.acquire_with(2, &with_ttl(600 * SECOND)).unwrap();
+    let held_back = proxy.on_request(contains(second.id().as_str()), Fault::HoldRequest);
+    let running = start(distlock_at_url(&proxy.url(), &["release", "x", "--force"]));
+    held_back.wait_fired();
+    server.kill();
+    held_back.release();
+    let ended = running.wait().expect_code(1);
+    assert!(ended.out.contains("which was held by ") && ended.out.lines().count() == 1);
+    let says = "distlock: released 1 of 3 permits, and lock \"x\" is still held: ";
+    assert!(ended.err.starts_with(says), "{ended:?}");
+    drop((first, second));
 }

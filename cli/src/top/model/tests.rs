@@ -135,7 +135,7 @@ fn release_needs_confirmation_and_names_shown_holder() {
         poll_time: SECOND,
         silent_nodes: Vec::new(),
     });
-    let release = Effect::Query(Query::Release { name: "b".into(), id: "id of b".into() });
+    let release = Effect::Query(Query::Release { name: "b".into(), ids: vec!["id of b".into()] });
     assert_eq!(model.on_action(Action::Yes), Some(release));
     assert_eq!((model.mode, &model.confirmation), (Mode::Browse, &None));
 }
@@ -160,6 +160,7 @@ fn result_of_release_is_shown_and_polled() {
 fn detail(id: &str) -> LockDetail {
     LockDetail {
         id: id.into(),
+        ids: vec![id.into()],
         holder: id.into(),
         kind: String::new(),
         members: Vec::new(),
@@ -195,7 +196,7 @@ fn open_lock_is_queried_at_each_poll_one_query_at_a_time() {
     );
     assert_eq!(
         model.on_action(Action::Yes),
-        Some(Effect::Query(Query::Release { name: "a".into(), id: "one".into() }))
+        Some(Effect::Query(Query::Release { name: "a".into(), ids: vec!["one".into()] }))
     );
     assert_eq!(model.mode, Mode::Inspect);
     model.on_action(Action::Back);

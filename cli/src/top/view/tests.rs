@@ -87,7 +87,8 @@ fn row_shows_all_facts_about_lock() {
 
 #[test]
 fn group_and_kept_lock_are_marked() {
-    let group = Row { group: Some("3 permits".into()), members: 2, ..held("jobs", 0.8) };
+    let group =
+        Row { group: Some("3 permits".into()), members: vec!["id".into(); 2], ..held("jobs", 0.8) };
     let kept = Row { is_kept: true, ..held("nightly", 0.8) };
     let screen = screen(&mut model(vec![group, kept]), 140, 10);
     assert!(screen.contains("3 permits: web-1 (pid 4711) +1"), "{screen}");
@@ -267,6 +268,7 @@ fn details_show_queue_in_order_and_nodes() {
     assert!(screen(&mut model, 80, 24).contains("querying…"));
     let detail = LockDetail {
         id: "web-1|pid4711|tid9|ts1|uuid".into(),
+        ids: Vec::new(),
         holder: "web-1 (pid 4711)".into(),
         kind: "mutex or write lock".into(),
         members: Vec::new(),

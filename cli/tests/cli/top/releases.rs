@@ -61,6 +61,23 @@ fn lock_released_in_top_goes_to_next_waiter() {
 }
 
 #[test]
+fn release_in_top_takes_the_lock_from_all_members() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let lock = mgr.rw_lock("orders:42").unwrap();
+    let short = with_ttl(9 * SECOND);
+    let readers = [lock.read_with(&short).unwrap(), lock.read_with(&short).unwrap()];
+    let mut top = top(&server);
+    top.wait_shown("2 readers: ");
+    top.press("f");
+    top.wait_shown("held by 2 readers: ");
+    top.press("y");
+    top.wait_shown("released orders:42");
+    top.wait_shown("no locks are held");
+    assert!(readers.iter().all(|reader| expect_loss(reader) == LockLost::Gone));
+}
+
+#[test]
 fn lock_that_changes_hands_during_question_is_kept() {
     let server = RedisServer::start();
     let mgr = manager(&server);
