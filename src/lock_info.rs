@@ -110,7 +110,13 @@ impl fmt::Display for LockInfo {
     }
 }
 
-/// How a release ended.
+/// How a release ended. Displays as the end of a sentence about the lock, like
+/// [`LockLost`](crate::LockLost).
+///
+/// ```
+/// let lost = distlock::Released::Gone;
+/// assert_eq!(format!("lock a: {lost}"), "lock a: it no longer exists on the server");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
@@ -121,6 +127,16 @@ pub enum Released {
     Gone,
     /// The lock had been lost, and another client holds it; it was not changed.
     OwnedByOther(Holder),
+}
+
+impl fmt::Display for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Released::Released => f.write_str("it was released"),
+            Released::Gone => f.write_str("it no longer exists on the server"),
+            Released::OwnedByOther(holder) => write!(f, "it is now held by {holder}"),
+        }
+    }
 }
 
 /// A client that waits for a lock.
@@ -149,6 +165,23 @@ impl fmt::Display for QueuedWaiter {
                 write!(f, "{} (pid {}, thread {})", id.host().escape_debug(), id.pid(), id.tid())
             }
             None => write!(f, "a client that calls itself {}", Quoted(&self.id)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcome_of_a_release_displays_without_rust_syntax() {
+        let other = Holder::from_id("web-3|pid7|tid9|ts1763712345678".into());
+        for (outcome, text) in [
+            (Released::Released, "it was released"),
+            (Released::Gone, "it no longer exists on the server"),
+            (Released::OwnedByOther(other), "it is now held by web-3 (pid 7, thread 9)"),
+        ] {
+            assert_eq!(outcome.to_string(), text);
         }
     }
 }

@@ -135,7 +135,7 @@ fn report_outcome(
         // A later version of the library may report more.
         other => {
             let report = ReleaseReport { name, ..ReleaseReport::default() };
-            (report, Err(format!("nothing was released: lock {lock}: {other:?}")))
+            (report, Err(format!("nothing was released: lock {lock}: {other}")))
         }
     };
     if options.json {

@@ -124,7 +124,7 @@ impl RedisMgr {
     /// # fn main() -> distlock::Result<()> {
     /// let mgr = distlock::RedisMgr::instance()?;
     /// if let Some(stuck) = mgr.holder("orders:42")? {
-    ///     println!("{:?}", mgr.force_release_if("orders:42", stuck.id())?);
+    ///     println!("{}", mgr.force_release_if("orders:42", stuck.id())?);
     /// }
     /// # Ok(())
     /// # }

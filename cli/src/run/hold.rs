@@ -103,6 +103,6 @@ fn hold_until_signal(held: Held, signals: &Receiver<i32>) -> Outcome {
     }
     match held.release()? {
         Released::Released => Ok(Exit::Success),
-        other => lost(&format!("{other:?}")),
+        other => lost(&other.to_string()),
     }
 }

@@ -293,10 +293,7 @@ impl Job<'_> {
                 }
                 exit
             }
-            Ok(Released::Gone) => lost("it no longer exists on the server".into()),
-            Ok(Released::OwnedByOther(holder)) => lost(format!("it is now held by {holder}")),
-            // A later version of the library may report more.
-            Ok(other) => lost(format!("{other:?}")),
+            Ok(other) => lost(other.to_string()),
             Err(error) => {
                 output::print_message(&format!(
                     "could not release {any}, which stays held until it expires, after {} at the \

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use super::fixture::{Fixture, KEY, RunProcess};
+use super::fixture::{Fixture, KEY, LONG_TTL, RunProcess};
 use crate::{
     helpers::{get, pttl},
     support::{TEST_TIMEOUT, eventually},
@@ -43,6 +43,24 @@ fn lock_holds_several_names_until_a_signal() {
     fixture.server.cli(&["DEL", KEY]);
     assert_eq!(loser.code(), 76);
     assert!(loser.err().contains("lock \"x\" was lost: "), "{}", loser.err());
+}
+
+/// The loss is noticed by the release, because no renewal is due before.
+#[test]
+fn lock_lost_before_its_release_is_reported_in_words() {
+    let fixture = Fixture::new();
+    for (command, why) in [
+        (&["DEL", KEY][..], "it no longer exists on the server"),
+        (&["SET", KEY, "other"], "it is now held by a client that calls itself \"other\""),
+    ] {
+        fixture.server.cli(&["DEL", KEY]);
+        let mut holder = lock_held(&fixture, &["--ttl", LONG_TTL, "x"], 1);
+        fixture.server.cli(command);
+        holder.signal(Signal::TERM);
+        assert_eq!(holder.code(), 76);
+        let err = holder.err();
+        assert!(err.starts_with(&format!("distlock: lock \"x\" was lost: {why}")), "{err}");
+    }
 }
 
 #[test]
