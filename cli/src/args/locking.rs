@@ -136,8 +136,9 @@ pub(crate) struct Run {
 ///
 /// Acquires the locks of all NAMEs, prints a line with the fencing token and the name of each, and
 /// holds them until SIGINT, SIGTERM, SIGHUP or another signal arrives. Then releases them and exits
-/// with 0. Several names are acquired in their order, so that two of these commands never wait for
-/// each other. If one of the locks is lost, exits with 76.
+/// with 0. Several names are acquired in sorted order, whatever the order on the command line, so
+/// that two of these commands never wait for each other. If one of the locks is lost, exits with
+/// 76.
 ///
 /// Nothing supervises a process that relies on the locks; see distlock run for that.
 #[derive(Arguments, Clone, Debug)]
@@ -157,7 +158,7 @@ pub(crate) struct Lock {
 ///
 /// DETACHED is what distlock lock --detach has printed. The lock passes to this process, with a new
 /// fencing token, and nobody else can get it in between. From then on, everything is as for
-/// distlock run. If the lock has expired or is another's meanwhile, the command does not run, and
+/// distlock run. If the lock has expired, or another process has it, the command does not run, and
 /// distlock exits with 76.
 #[derive(Arguments, Clone, Debug)]
 #[command(
@@ -205,9 +206,9 @@ fn parse_permits(text: &str) -> Result<Permits, String> {
 /// What `run` and `lock` do if another process holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnHeld {
-    /// Do not run the command, and exit with 0
+    /// Exit with 0 at once, without the lock; with --wait, after that time
     Skip,
-    /// Do not run the command, and exit with 75
+    /// Exit with 75 at once, without the lock; with --wait, after that time
     Fail,
     /// Wait for the lock; with --wait, exit with 75 after that time
     Wait,

@@ -35,12 +35,10 @@ impl<'a> Request<'a> {
         acquire: &'a Acquire,
         policy: WaitPolicy,
     ) -> Result<Request<'a>, Failure> {
-        let is_mutex = !acquire.shared && acquire.permits.is_none() && acquire.at_least.is_none();
-        if acquire.names.len() > 1 && !is_mutex {
-            return Err(Failure::usage(
-                "--shared, --permits and --at-least work with one NAME; leave out the option, or \
-                 run one distlock under the other: distlock run --shared a -- distlock run b -- …",
-            ));
+        if acquire.names.len() > 1
+            && let Some(option) = option_for_one_name(acquire)
+        {
+            return Err(Failure::usage(only_one_name(&option, &acquire.names)));
         }
         ranges::check("--ttl", acquire.ttl, &ranges::TTL)?;
         let mut lock_options = LockOptions::new();
@@ -84,6 +82,26 @@ impl<'a> Request<'a> {
             Request::Adopted(detached) => mgr.adopt(detached).map(Held::One),
         }
     }
+}
+
+/// The option that works with one name only, as it is written on the command line.
+fn option_for_one_name(acquire: &Acquire) -> Option<String> {
+    match (acquire.shared, acquire.permits, acquire.at_least) {
+        (true, ..) => Some("--shared".into()),
+        (_, Some(Permits { count: 1, limit }), _) => Some(format!("--permits {limit}")),
+        (_, Some(Permits { count, limit }), _) => Some(format!("--permits {count}/{limit}")),
+        (.., Some(period)) => Some(format!("--at-least {}", format::duration(period))),
+        _ => None,
+    }
+}
+
+fn only_one_name(option: &str, names: &[String]) -> String {
+    let [first, rest] = [&names[..1], &names[1..]].map(|names| names.join(" "));
+    let word = option.split(' ').next().unwrap_or(option);
+    format!(
+        "{word} works with one NAME; leave out the option, or run one distlock under the other: \
+         distlock run {option} {first} -- distlock run {rest} -- …"
+    )
 }
 
 /// Acquires the locks on a thread of its own.

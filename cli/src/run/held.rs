@@ -5,7 +5,7 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use distlock::{FencingToken, LockError, LockGuard, LockId, LockLost, MultiGuard, Released};
 
-use crate::format;
+use crate::{format, output};
 
 /// The locks of one command, which are held together.
 #[derive(Debug)]
@@ -73,6 +73,16 @@ impl Held {
                     Some(HeldLock { name, id: guard.id(name)?, token: guard.token(name)? })
                 })
                 .collect(),
+        }
+    }
+
+    /// Reports that the locks were acquired, for `--verbose`.
+    pub(super) fn report_acquired(&self, waited: Duration) {
+        for HeldLock { name, token, .. } in self.locks() {
+            let (name, waited) = (format::quote(name), format::duration(waited));
+            output::print_message(&format!(
+                "acquired lock {name} with token {token} after {waited}"
+            ));
         }
     }
 

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     args::{Lock, Servers},
-    connect,
+    clock, connect,
     exit::{Exit, Failure, Outcome},
     format,
     json::{AcquiredJson, AcquiredLockJson},
@@ -32,6 +32,7 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
     }
     let signals = SignalListener::start().map_err(system_failure)?;
     let mgr = config.ttl(options.acquire.ttl).manager()?;
+    let started = clock::now();
     let held = match acquire(&*mgr, &request, &signals.received).map_err(system_failure)? {
         AcquireResult::Acquired(held) => held,
         AcquireResult::Interrupted(signal) => return Ok(Exit::Signal(to_u8(signal))),
@@ -42,6 +43,9 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
         }
         AcquireResult::Failed(error) => return not_acquired(error, policy, options.acquire.quiet),
     };
+    if options.acquire.verbose {
+        held.report_acquired(clock::now().duration_since(started));
+    }
     let mut locks: Vec<AcquiredLockJson> = held
         .locks()
         .iter()
@@ -69,24 +73,30 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
         });
         output::print(&lines.collect::<String>())?;
     }
-    left.map_or(Ok(Exit::Success), |held| hold_until_signal(held, &signals.received))
+    left.map_or(Ok(Exit::Success), |held| {
+        hold_until_signal(held, &signals.received, options.acquire.verbose)
+    })
 }
 
 /// Checks the options, and what they mean together.
 fn plan(options: &Lock) -> Result<(WaitPolicy, Request<'_>), Failure> {
     let policy = WaitPolicy::from_options(&options.acquire)?;
-    let request = Request::from_options(&options.acquire, policy)?;
-    if options.detach && (options.acquire.names.len() > 1 || options.acquire.at_least.is_some()) {
+    if options.detach && options.acquire.names.len() > 1 {
         return Err(Failure::usage(
-            "--detach works with one NAME and without --at-least; leave out the option, or detach \
-             the locks one by one",
+            "--detach works with one NAME; run distlock lock --detach once for each",
         ));
     }
-    Ok((policy, request))
+    if options.detach && options.acquire.at_least.is_some() {
+        return Err(Failure::usage(
+            "--detach works without --at-least, because adopt releases the lock; leave out one of \
+             the two",
+        ));
+    }
+    Ok((policy, Request::from_options(&options.acquire, policy)?))
 }
 
-fn hold_until_signal(held: Held, signals: &Receiver<i32>) -> Outcome {
-    let locks = held.any();
+fn hold_until_signal(held: Held, signals: &Receiver<i32>, verbose: bool) -> Outcome {
+    let (all, locks) = (held.all(), held.any());
     let lost = |why: &str| {
         output::print_message(&format!("{locks} was lost: {}", format::escape(why)));
         Ok(Exit::Lost)
@@ -102,7 +112,12 @@ fn hold_until_signal(held: Held, signals: &Receiver<i32>) -> Outcome {
         }
     }
     match held.release()? {
-        Released::Released => Ok(Exit::Success),
+        Released::Released => {
+            if verbose {
+                output::print_message(&format!("released {all}"));
+            }
+            Ok(Exit::Success)
+        }
         other => lost(&other.to_string()),
     }
 }

@@ -37,7 +37,7 @@ use self::{
     acquire::{AcquireResult, Request, WaitReporter, acquire, not_acquired},
     exec_gate::ExecGate,
     guardian_handle::GuardianHandle,
-    held::{Held, HeldLock},
+    held::Held,
     last_renewal_error::LastRenewalError,
     message::{GuardianMessage, LockSpec},
     signals::SignalListener,
@@ -139,7 +139,9 @@ impl Job<'_> {
             AcquireResult::Failed(error) => return not_acquired(error, self.policy, self.quiet),
         };
         if self.verbose {
-            self.report_acquired(&held, clock::now().duration_since(started));
+            held.report_acquired(clock::now().duration_since(started));
+            // So that the messages usually come before the command's output.
+            stderr_writer::flush(START_FLUSH_TIMEOUT);
         }
         let result = self.run_under_lock(
             &held,
@@ -152,17 +154,6 @@ impl Job<'_> {
             self.release_lock(held, result.as_ref().map_or(Exit::CannotRun, |result| result.exit));
         drop(guardian);
         result.map(|result| exit_by_signal(exit, result.signal_origin))
-    }
-
-    fn report_acquired(&self, held: &Held, waited: Duration) {
-        for HeldLock { name, token, .. } in held.locks() {
-            let (name, waited) = (format::quote(name), format::duration(waited));
-            output::print_message(&format!(
-                "acquired lock {name} with token {token} after {waited}"
-            ));
-        }
-        // So that the messages usually come before the command's output.
-        stderr_writer::flush(START_FLUSH_TIMEOUT);
     }
 
     /// Builds the configuration. The password is returned too, because its file may be a pipe,

@@ -39,6 +39,14 @@ fn help_and_version_exit_with_0() {
 }
 
 #[test]
+fn help_of_lock_is_about_locks() {
+    let help = run_to_end(distlock(&["lock", "--help"])).expect_code(0).out;
+    let text = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("Several names are acquired in sorted order, whatever"), "{text}");
+    assert!(!text.contains("run the command"), "{text}");
+}
+
+#[test]
 fn unwritable_help_exits_with_126() {
     for arg in ["--help", "--version"] {
         let mut command = distlock(&[arg]);

@@ -45,6 +45,24 @@ fn lock_holds_several_names_until_a_signal() {
     assert!(loser.err().contains("lock \"x\" was lost: "), "{}", loser.err());
 }
 
+#[test]
+fn verbose_lock_reports_acquiring_and_releasing() {
+    let fixture = Fixture::new();
+    let mut holder = lock_held(&fixture, &["-v", "x", "b"], 2);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 0);
+    let err = holder.err();
+    for name in ["b", "x"] {
+        let acquired = format!("distlock: acquired lock \"{name}\" with token ");
+        assert!(err.lines().any(|line| line.starts_with(&acquired)), "{err}");
+    }
+    assert!(err.ends_with("distlock: released locks \"b\", \"x\"\n"), "{err}");
+    let mut detached = lock(&fixture, &["-v", "--detach", "x"]);
+    assert_eq!(detached.code(), 0);
+    let err = detached.err();
+    assert!(err.starts_with("distlock: acquired ") && err.lines().count() == 1, "{err}");
+}
+
 /// The loss is noticed by the release, because no renewal is due before.
 #[test]
 fn lock_lost_before_its_release_is_reported_in_words() {

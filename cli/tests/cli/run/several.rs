@@ -88,11 +88,17 @@ fn wrong_names_and_options_are_usage_errors() {
     for (args, why) in [
         (&["run", "a", "a", "-c", "true"][..], "the name \"a\" is given twice"),
         (&["lock", "a", "b", "a"], "the name \"a\" is given twice"),
-        (&["run", "--shared", "a", "b", "-c", "true"], "--shared, --permits and --at-least work"),
-        (&["lock", "--permits", "2", "a", "b"], "--shared, --permits and --at-least work"),
-        (&["lock", "--at-least", "1m", "a", "b"], "--shared, --permits and --at-least work"),
+        (
+            &["run", "--shared", "a", "b", "c", "-c", "true"],
+            ": distlock run --shared a -- distlock run b c -- …",
+        ),
+        (&["lock", "--permits", "2", "a", "b"], "run --permits 2 a -- distlock run b -- …"),
+        (&["run", "--permits", "2/4", "a", "b", "-c", "true"], "run --permits 2/4 a -- "),
+        (&["lock", "--at-least", "60", "a", "b"], "--at-least works with one NAME; leave out"),
+        (&["run", "--at-least", "5m", "a", "b", "-c", "true"], "run --at-least 5m a -- "),
+        (&["lock", "--detach", "--shared", "a", "b"], "--detach works with one NAME"),
         (&["lock", "--detach", "a", "b"], "--detach works with one NAME"),
-        (&["lock", "--detach", "--at-least", "1m", "a"], "--detach works with one NAME"),
+        (&["lock", "--detach", "--at-least", "1m", "a"], "--detach works without --at-least"),
         (&["run", "--ttl", "1ms", "a", "-c", "true"], "--ttl is 1ms, but must be 10ms to 24h"),
         (&["lock", "--permits", "0", "a"], "the limit is 0"),
         (
