@@ -245,7 +245,7 @@ pub use crate::{
         event::{
             AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
             ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
-            ServerChangedEvent, TimedOutEvent, UnreachableEvent,
+            RetryingEvent, ServerChangedEvent, TimedOutEvent, UnreachableEvent,
         },
         metrics::{LockMetrics, Metrics, Timing},
     },

@@ -3,7 +3,7 @@
 use super::{
     Acquirer, WaitTerms,
     poll_times::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
-    retry::{REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
+    retry::{OutageReport, REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
 };
 use crate::{
     backend::{
@@ -199,8 +199,8 @@ impl<'a> Attempt<'a> {
         let retry = self.retry.get_or_insert_with(|| RetryState::new(now));
         match retry.on_failure(error, &limits, now, jitter_seed) {
             RetryDecision::RetryAt(at) => {
-                if let Some(error) = retry.take_report() {
-                    self.report_outage(&error);
+                if let Some(report) = retry.take_report() {
+                    self.report_outage(&report, now);
                 }
                 Ok(at)
             }
@@ -215,10 +215,11 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn report_outage(&self, error: &str) {
+    fn report_outage(&self, report: &OutageReport, now: Moment) {
         (self.terms.on_outage)();
-        let (name, server) = (Quoted(self.claim.key.name()), self.ctx.backend.label());
-        log_safely!(info, "could not acquire lock {name} at {server} yet, still trying: {error}");
+        let (name, id) = (self.claim.key.name(), &self.claim.id);
+        let gives_up_in = report.gives_up_at.duration_since(now);
+        self.ctx.observer.retrying(name, id, &report.error, gives_up_in);
         // Each waiter fails at a time that counts from its own first failure, so the other waiters
         // must notice the outage now.
         if let Some(wait_handle) = &self.wait_handle

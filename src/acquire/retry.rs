@@ -26,7 +26,15 @@ pub(super) struct RetryState {
     /// Last error other than a plain timeout, with the last telling answer of each node.
     last_specific_error: Option<BackendError>,
     /// The outage, if it has not been reported yet and must be.
-    report: Option<String>,
+    report: Option<OutageReport>,
+}
+
+/// An outage, during which the acquisition goes on trying.
+#[derive(Debug)]
+pub(super) struct OutageReport {
+    pub(super) error: String,
+    /// Time at which the acquisition fails unless the servers reply.
+    pub(super) gives_up_at: Moment,
 }
 
 /// What bounds the retries of one acquisition.
@@ -62,8 +70,8 @@ impl RetryState {
         }
     }
 
-    /// Takes the error to report, once for each outage.
-    pub(super) fn take_report(&mut self) -> Option<String> {
+    /// Takes what to report, once for each outage.
+    pub(super) fn take_report(&mut self) -> Option<OutageReport> {
         self.report.take()
     }
 
@@ -106,7 +114,8 @@ impl RetryState {
             && now < call_deadline.min(give_up_at)
         {
             if self.failures == REPORT_AT_FAILURE {
-                self.report = Some(error.to_string());
+                let gives_up_at = call_deadline.min(give_up_at);
+                self.report = Some(OutageReport { error: error.to_string(), gives_up_at });
             }
             if !is_timeout {
                 self.last_specific_error = Some(error);

@@ -66,6 +66,12 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
+    /// The servers cannot be asked for a lock, and its acquisition goes on trying. Called at its
+    /// second failure in a row, once for each outage.
+    fn retrying(&self, event: &RetryingEvent<'_>) {
+        let _ = event;
+    }
+
     /// A lock was acquired.
     fn acquired(&self, event: &AcquiredEvent<'_>) {
         let _ = event;
@@ -177,6 +183,22 @@ event! {
         id: &'a LockId,
         /// The holder.
         holder: &'a Holder,
+    }
+}
+
+event! {
+    /// The servers cannot be asked for a lock, and its acquisition goes on trying.
+    RetryingEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The server or the servers, as shown in errors.
+        server: &'a str,
+        /// The reason, as a phrase without a full stop.
+        why: &'a str,
+        /// The time after which the acquisition fails, if the servers stay away.
+        gives_up_in: Duration,
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
         event::{
             AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
             ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
-            ServerChangedEvent, TimedOutEvent, UnreachableEvent,
+            RetryingEvent, ServerChangedEvent, TimedOutEvent, UnreachableEvent,
         },
         metrics::{Count, Metrics, Recorder},
     },
@@ -200,6 +200,18 @@ impl Observer {
         let why = why.clone();
         self.dispatch_of_lock(lock, id, move |handler, lock, id| {
             handler.renewal_failed(&RenewalFailedEvent { lock, id, why: &why, remaining });
+        });
+    }
+
+    /// Reports an acquisition that goes on trying. Called once for each outage.
+    pub(crate) fn retrying(&self, lock: &str, id: &LockId, why: &str, gives_up_in: Duration) {
+        let server = self.metrics.server();
+        let name = Quoted(lock);
+        log_safely!(info, "could not acquire lock {name} at {server} yet, still trying: {why}");
+        let (server, why) = (server.clone(), Box::<str>::from(why));
+        self.dispatch_of_lock(lock, id, move |handler, lock, id| {
+            let (server, why) = (&*server, &*why);
+            handler.retrying(&RetryingEvent { lock, id, server, why, gives_up_in });
         });
     }
 

@@ -3,7 +3,7 @@
 use std::{io, thread};
 
 use crossbeam_channel::{Receiver, bounded, select};
-use distlock::{ContendedEvent, Detached, HandleEvent, LockError, LockManager, LockOptions};
+use distlock::{Detached, LockError, LockManager, LockOptions};
 
 use super::{held::Held, signals, wait_policy::WaitPolicy};
 use crate::{
@@ -145,18 +145,4 @@ pub(super) fn not_acquired(error: LockError, policy: WaitPolicy, quiet: bool) ->
         output::print_message(&format!("{skipped}{message}"));
     }
     Ok(exit)
-}
-
-/// Reports which holder the command waits for.
-#[derive(Debug)]
-pub(super) struct WaitReporter;
-
-impl HandleEvent for WaitReporter {
-    fn contended(&self, event: &ContendedEvent<'_>) {
-        let (lock, holder) = (event.lock().escape_debug(), event.holder().to_string());
-        output::print_message(&format!(
-            "waiting for lock \"{lock}\", held by {}",
-            format::escape(&holder)
-        ));
-    }
 }

@@ -1,16 +1,15 @@
 //! `distlock lock`: holds locks until a signal arrives, or leaves one to `distlock adopt`.
 
-use std::sync::Arc;
-
 use crossbeam_channel::{Receiver, select};
 use distlock::Released;
 
 use super::{
-    acquire::{AcquireResult, Request, WaitReporter, acquire, not_acquired},
+    acquire::{AcquireResult, Request, acquire, not_acquired},
     held::Held,
     signals::{SignalListener, is_forwarded},
     system_failure, to_u8,
     wait_policy::WaitPolicy,
+    wait_reporter::with_reporters,
 };
 use crate::{
     args::{Lock, Servers},
@@ -24,12 +23,10 @@ use crate::{
 
 pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
     let (policy, request) = plan(options)?;
-    let mut config = connect::config(servers)?;
+    let config = connect::config(servers)?;
     QuarantineOption::from_args(servers)?
         .check_ttl(config.each_node().len(), options.acquire.ttl)?;
-    if options.acquire.verbose {
-        config = config.event_handler(Arc::new(WaitReporter));
-    }
+    let config = with_reporters(config, policy, options.acquire.verbose, options.acquire.quiet);
     let signals = SignalListener::start().map_err(system_failure)?;
     let mgr = config.ttl(options.acquire.ttl).manager()?;
     let started = clock::now();

@@ -24,6 +24,7 @@ mod supervise;
 mod terminal;
 mod tty_signal;
 mod wait_policy;
+mod wait_reporter;
 mod watchdog;
 
 use std::{
@@ -34,7 +35,7 @@ use distlock::{LockLost, Released};
 
 pub(crate) use self::hold::hold;
 use self::{
-    acquire::{AcquireResult, Request, WaitReporter, acquire, not_acquired},
+    acquire::{AcquireResult, Request, acquire, not_acquired},
     exec_gate::ExecGate,
     guardian_handle::GuardianHandle,
     held::Held,
@@ -45,6 +46,7 @@ use self::{
     terminal::{SigttouBlocked, Terminal},
     tty_signal::{SignalOrigin, exit_by_signal},
     wait_policy::WaitPolicy,
+    wait_reporter::with_reporters,
 };
 use crate::{
     args::{Adopt, Run, Servers, Work},
@@ -167,10 +169,7 @@ impl Job<'_> {
         if let Some(password) = &password {
             config = config.password(password);
         }
-        if self.verbose && self.policy.wait != Some(Duration::ZERO) {
-            config = config.event_handler(Arc::new(WaitReporter));
-        }
-        Ok((config, password))
+        Ok((with_reporters(config, self.policy, self.verbose, self.quiet), password))
     }
 
     /// What the guardian must know about the locks, except for their names and ids.

@@ -229,6 +229,19 @@ fn failed_acquisition_is_reported_as_failed() {
 }
 
 #[test]
+fn acquisition_that_goes_on_trying_is_reported_once() {
+    let server = RedisServer::start();
+    let (events, mgr) = recorded(config_long_timeouts(server.url()));
+    server.kill();
+    let error = mgr.lock_with("x", &with_ttl(SECOND)).unwrap_err();
+    assert!(error.to_string().contains("refused"), "{error}");
+    let line = events.expect("retrying x ");
+    let reason = format!(" {}: Connection refused", label(&server));
+    assert!(line.contains(&reason), "{line}");
+    assert_eq!(events.count("retrying "), 1, "{:?}", events.lines());
+}
+
+#[test]
 fn outage_of_many_connections_is_reported_once() {
     let server = RedisServer::start();
     let (events, mgr) = recorded(config_long_timeouts(server.url()));

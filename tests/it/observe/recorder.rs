@@ -5,7 +5,7 @@ use std::{sync::Arc, thread};
 use distlock::{
     AcquiredEvent, AttemptedEvent, Config, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
     ReconnectedEvent, RedisMgr, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent,
-    RenewedEvent, ServerChangedEvent, TimedOutEvent,
+    RenewedEvent, RetryingEvent, ServerChangedEvent, TimedOutEvent,
 };
 use parking_lot::Mutex;
 
@@ -95,6 +95,12 @@ impl HandleEvent for Recorder {
             event.id(),
             event.why()
         ));
+    }
+
+    fn retrying(&self, event: &RetryingEvent<'_>) {
+        assert!(event.gives_up_in() < TEST_TIMEOUT);
+        let (lock, server) = (event.lock(), event.server());
+        self.record(format!("retrying {lock} {} {server}: {}", event.id(), event.why()));
     }
 
     fn renewal_overdue(&self, event: &RenewalOverdueEvent<'_>) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use distlock::LockId;
+use rustix::process::Signal;
 
 use super::{Fixture, fixture::LONG_TTL};
 use crate::{
@@ -189,4 +190,42 @@ fn unreachable_server_exits_with_69() {
         );
         assert_eq!((fixture.read("ran"), fixture.processes()), (String::new(), vec![]));
     }
+}
+
+/// Otherwise the command would be silent until it fails.
+#[test]
+fn outage_during_the_wait_is_reported_with_its_limit() {
+    let fixture = Fixture::new();
+    fixture.server.kill();
+    for (options, limit) in
+        [(&["--ttl", "2s"][..], "yet, and will try for another "), (&["-w", "1"], "another ")]
+    {
+        let mut job = fixture.run(options, "true");
+        assert_eq!(job.code(), 69, "{}", job.err());
+        let err = job.err();
+        let lines: Vec<&str> = err.lines().collect();
+        assert_eq!(lines.len(), 2, "{err}");
+        assert!(
+            lines[0].starts_with("distlock: could not acquire lock \"x\" at 127.0.0.1:"),
+            "{err}"
+        );
+        assert!(lines[0].contains(limit) && lines[0].contains("refused"), "{err}");
+        assert!(lines[1].contains("refused"), "{err}");
+    }
+    let mut quiet = fixture.run(&["--ttl", "1s", "-q"], "true");
+    assert_eq!((quiet.code(), quiet.err().lines().count()), (69, 1));
+}
+
+/// Otherwise it would wait for itself without a word.
+#[test]
+fn command_that_waits_for_its_own_lock_is_warned() {
+    let fixture = Fixture::new();
+    let script = format!("{} --timeout 20 run x -- true", env!("CARGO_BIN_EXE_distlock"));
+    let outer = fixture.run(&[], &script);
+    let says = "distlock: lock \"x\" is held by the distlock that this command runs under";
+    eventually("the inner command reports it", TEST_TIMEOUT, || outer.err().contains(says));
+    outer.signal(Signal::TERM);
+    let mut outer = outer;
+    assert_eq!(outer.code(), 143);
+    fixture.expect_nothing_left();
 }
