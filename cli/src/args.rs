@@ -1,22 +1,21 @@
 //! The command line as types. Help, shell completions and the manual page are generated from them.
 
 mod locking;
+mod usage_error;
 
 use std::{env, ffi::OsString, fmt, path::PathBuf, str::Chars, time::Duration};
 
 use clap::{
     Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueHint,
-    builder::{Resettable, StyledStr},
-    error::{ContextKind, ContextValue, ErrorKind},
+    builder::Resettable,
 };
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::locking::{Acquire, Adopt, Lock, OnHeld, Permits, Run, Work};
-use crate::{
-    format::{escape, parse_duration},
-    help_text,
-    urls::has_password,
+pub(crate) use self::{
+    locking::{Acquire, Adopt, Lock, OnHeld, Permits, Run, Work},
+    usage_error::{summary, text},
 };
+use crate::{format::parse_duration, help_text, urls::has_password};
 
 /// Distributed locks for shell scripts and operators, kept in Redis, Valkey, MySQL or MariaDB.
 ///
@@ -61,7 +60,7 @@ impl ArgError {
 impl fmt::Display for ArgError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ArgError::Clap(error) => error.fmt(f),
+            ArgError::Clap(error) => f.write_str(&text(error)),
             ArgError::Password => f.write_str(
                 "a URL on the command line seems to contain a password, which every user of this \
                  machine can read: put the URL into DISTLOCK_URL, or the password into a file and \
@@ -70,13 +69,6 @@ impl fmt::Display for ArgError {
             ),
         }
     }
-}
-
-/// What a usage error is about, without the usage and without hints.
-pub(crate) fn summary(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let first = text.split("\n\n").next().unwrap_or_default();
-    first.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Arguments whose environment variable counts as unset if it is empty, because a systemd unit can
@@ -93,7 +85,7 @@ const UNSET_IF_EMPTY: [(&str, &str); 6] = [
 /// Parses a command line, whose first word is the name of this program.
 pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, ArgError> {
     let words: Vec<OsString> = words.into_iter().collect();
-    let mut command = Args::command();
+    let mut command = with_negative_numbers(Args::command());
     for (id, variable) in UNSET_IF_EMPTY {
         if env::var_os(variable).is_some_and(|value| value.is_empty()) {
             command = command.mut_arg(id, |arg| arg.env(Resettable::Reset));
@@ -102,7 +94,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
     let matches = command.try_get_matches_from_mut(&words);
     let args = matches
         .and_then(|matches| Args::from_arg_matches(&matches))
-        .map_err(|error| with_separator_hint(error.format(&mut command), &words));
+        .map_err(|error| usage_error::with_our_tips(error.format(&mut command), &words));
     args.map_err(|error| {
         let is_secret = |word: &OsString| {
             let word = word.to_string_lossy();
@@ -116,28 +108,13 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
     })
 }
 
-/// Adds a hint if the words would be accepted with a `--` before the command.
-fn with_separator_hint(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    let lacks_separator =
-        matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument)
-            && words.iter().all(|word| word != "--");
-    if !lacks_separator {
-        return error;
-    }
-    let is_option = |word: &OsString| word.to_string_lossy().starts_with('-');
-    let separated = (1..words.len()).filter(|at| !is_option(&words[*at])).find_map(|at| {
-        let (before, after) = words.split_at(at);
-        let separated = before.iter().cloned().chain(["--".into()]).chain(after.iter().cloned());
-        let separated: Vec<OsString> = separated.collect();
-        Args::command().try_get_matches_from(&separated).is_ok().then_some(separated)
-    });
-    if let Some(separated) = separated {
-        let shown = separated.iter().map(|word| escape(&word.to_string_lossy()));
-        let line = shown.collect::<Vec<_>>().join(" ");
-        let tip = StyledStr::from(format!("write -- before the command: {line}"));
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
-    }
-    error
+/// Lets `-5` reach the parser of an option, which can say what is wrong with it.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let allow = |arg: clap::Arg| {
+        let has_value = arg.get_action().takes_values() && !arg.is_positional();
+        if has_value { arg.allow_negative_numbers(true) } else { arg }
+    };
+    command.mut_args(allow).mut_subcommands(|command| command.mut_args(allow))
 }
 
 /// Accepts a pattern unless it cannot match a name. Reads it as the servers do.
@@ -477,29 +454,6 @@ mod tests {
             ["*", "?", "\\[", "[a]", "[a-c]*", "[^]", "[^a]", "[\\]]", "[[]", "a]", "[a-]]", "\\"]
         {
             assert_eq!(parse_pattern(pattern).as_deref(), Ok(pattern));
-        }
-    }
-
-    fn error(line: &str) -> String {
-        let words = line.split(' ').map(OsString::from);
-        parse(words).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn missing_separator_gets_a_hint() {
-        for (line, hint) in [
-            ("distlock run a echo hi", "distlock run a -- echo hi"),
-            ("distlock run -w 3 a ls -l", "distlock run -w 3 a -- ls -l"),
-            ("distlock --timeout 1 run a ls", "distlock --timeout 1 run a -- ls"),
-            ("distlock run a ls", "distlock run a -- ls"),
-            ("distlock run a --verbos", ""),
-            ("distlock ls a b", ""),
-            ("distlock run a -x -- ls", ""),
-        ] {
-            let message = error(line);
-            let expected = format!("tip: write -- before the command: {hint}\n");
-            assert_eq!(message.contains(&expected), !hint.is_empty(), "{message}");
-            assert_eq!(message.contains("before the command"), !hint.is_empty(), "{message}");
         }
     }
 }

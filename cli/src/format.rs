@@ -7,6 +7,7 @@ use std::{
 };
 
 use distlock::{Holder, HumanDuration};
+use humantime::DurationError;
 use unicode_width::UnicodeWidthStr as _;
 
 /// Escapes everything in a text of another client that a terminal would obey.
@@ -118,7 +119,17 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         "m" => 60.0,
         "h" => 3_600.0,
         "d" => 86_400.0,
-        _ => return humantime::parse_duration(text).map_err(|error| format!("{error}; {HINT}")),
+        _ if text.starts_with('-') => {
+            return Err(format!("a duration cannot be negative; {HINT}"));
+        }
+        _ => {
+            return humantime::parse_duration(text).map_err(|error| match error {
+                DurationError::UnknownUnit { unit, .. } if !unit.is_empty() => {
+                    format!("{unit} is not a unit of time; {HINT}")
+                }
+                _ => format!("not a duration; {HINT}"),
+            });
+        }
     };
     let parsed = match number.parse::<u64>() {
         // Whole seconds are exact, however many there are.
@@ -253,6 +264,15 @@ mod tests {
             ("3m10s", 190_000),
         ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for (text, why) in [
+            ("-5", "a duration cannot be negative"),
+            ("5x", "x is not a unit of time"),
+            ("soon", "not a duration"),
+            ("1h30", "not a duration"),
+        ] {
+            let error = parse_duration(text).unwrap_err();
+            assert!(error.starts_with(&format!("{why}; write it like 300ms, ")), "{error}");
         }
         for text in ["", ".", "1.2.3", "-1", "soon", "3x", "s", "1e9", "99999999999999999999999"] {
             assert!(parse_duration(text).unwrap_err().contains("30s"), "{text}");

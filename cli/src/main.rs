@@ -59,11 +59,11 @@ fn main() -> ExitCode {
             // Help and the version are not errors, and go to standard output.
             let exit = if error.is_help() { Exit::Success } else { Exit::Usage };
             if let ArgError::Clap(error) = error {
-                // If an error cannot be printed, the exit code still reports it.
-                let written = error.print();
                 if exit == Exit::Success {
+                    let written = error.print();
                     return exit_code(output::check_stdout(written).map(|()| exit), false);
                 }
+                output::print_usage_error(&args::text(&error));
                 if is_json {
                     print_error(&Failure::usage(args::summary(&error)));
                 }

@@ -56,6 +56,11 @@ pub(crate) fn print_message(sentence: &str) {
     let _ = StderrWriter.write_all(format!("distlock: {sentence}\n").as_bytes());
 }
 
+/// Prints a usage error, which has several lines and is escaped already.
+pub(crate) fn print_usage_error(text: &str) {
+    let _ = StderrWriter.write_all(format!("distlock: {text}").as_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

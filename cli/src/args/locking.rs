@@ -30,7 +30,7 @@ pub(crate) struct Acquire {
     #[arg(long, value_enum, value_name = "ACTION")]
     pub(crate) on_held: Option<OnHeld>,
     /// Exit with this code instead of 75 if another process holds a lock
-    #[arg(long, short = 'E', value_name = "CODE")]
+    #[arg(long, short = 'E', value_name = "CODE", value_parser = parse_exit_code)]
     pub(crate) conflict_exit_code: Option<u8>,
     /// Share the lock with other commands that use --shared; a command without it has the lock
     /// alone
@@ -181,6 +181,10 @@ pub(crate) struct Adopt {
 pub(crate) struct Permits {
     pub(crate) count: u32,
     pub(crate) limit: u32,
+}
+
+fn parse_exit_code(text: &str) -> Result<u8, String> {
+    text.parse().map_err(|_| "write a number from 0 to 255".to_owned())
 }
 
 fn parse_permits(text: &str) -> Result<Permits, String> {

@@ -39,6 +39,23 @@ fn help_and_version_exit_with_0() {
 }
 
 #[test]
+fn usage_errors_begin_like_other_messages() {
+    for (args, message) in [
+        (&["run", "--nonsense"][..], "distlock: unexpected argument '--nonsense' found\n"),
+        (&["ls", "a\u{1b}", "b"], "distlock: unexpected argument 'b' found\n"),
+        (&["run", "-E", "foo", "a"], "distlock: invalid value 'foo' for "),
+        (&["bogus"], "distlock: unrecognized subcommand 'bogus'\n"),
+        (&[], "distlock: the command is missing\n\nDistributed locks"),
+    ] {
+        let ended = run_to_end(distlock(args)).expect_code(64);
+        assert!(ended.err.starts_with(message) && ended.out.is_empty(), "{ended:?}");
+        assert!(!ended.err.contains("\nerror:") && ended.err.contains("--help"), "{ended:?}");
+    }
+    let ended = run_to_end(distlock(&["show", "a", "b\u{202e}"])).expect_code(64);
+    assert!(ended.err.starts_with("distlock: unexpected argument 'b\\u{202e}'"), "{ended:?}");
+}
+
+#[test]
 fn help_of_lock_is_about_locks() {
     let help = run_to_end(distlock(&["lock", "--help"])).expect_code(0).out;
     let text = help.split_whitespace().collect::<Vec<_>>().join(" ");
