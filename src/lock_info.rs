@@ -26,6 +26,7 @@ pub struct LockInfo {
     waiters: Vec<QueuedWaiter>,
     certain: bool,
     members: Vec<Holder>,
+    permit_limit: Option<u32>,
 }
 
 impl LockInfo {
@@ -40,13 +41,18 @@ impl LockInfo {
         // The last token does not belong to a holder of another library, which gets none.
         let token = (token > 0 && holder.held_for().is_some()).then_some(FencingToken(token));
         let waiters = waiters.into_iter().map(|id| QueuedWaiter { id }).collect();
-        LockInfo { name: name.to_owned(), holder, token, waiters, certain, members: Vec::new() }
+        let (name, members, permit_limit) = (name.to_owned(), Vec::new(), None);
+        LockInfo { name, holder, token, waiters, certain, members, permit_limit }
     }
 
     /// Adds what is known of the group that has the lock.
     pub(crate) fn set_group(&mut self, held_by: HeldBy, members: Vec<Holder>) {
         self.holder = self.holder.clone().with_group(held_by, members.last());
         self.members = members;
+    }
+
+    pub(crate) fn set_permit_limit(&mut self, limit: Option<u32>) {
+        self.permit_limit = limit;
     }
 
     pub(crate) fn set_uncertain(&mut self) {
@@ -69,6 +75,13 @@ impl LockInfo {
     /// permits are listed; [`Holder::held_by`] has their number.
     pub fn members(&self) -> &[Holder] {
         &self.members
+    }
+
+    /// Returns the limit of permits that the first waiter for permits asks for. `None` if none is
+    /// known to wait, because the server does not keep the limit of a semaphore, and with several
+    /// nodes.
+    pub fn permit_limit(&self) -> Option<u32> {
+        self.permit_limit
     }
 
     /// Returns the holder's fencing token; `None` if the holder uses another library, or if several

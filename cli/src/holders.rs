@@ -19,7 +19,13 @@ pub(crate) fn short_kind(held_by: HeldBy) -> String {
 }
 
 /// The kind of the lock and its holders, for a page about one lock.
-pub(crate) fn long_kind(held_by: HeldBy) -> String {
+pub(crate) fn long_kind(lock: &LockInfo) -> String {
+    let held_by = lock.holder().held_by();
+    if let (HeldBy::Permits { .. }, Some(used), Some(limit)) =
+        (held_by, count(held_by), lock.permit_limit())
+    {
+        return format!("semaphore, {used} of {limit} permits in use");
+    }
     match held_by {
         HeldBy::Readers { .. } => format!("read-write lock, held by {}", short_kind(held_by)),
         HeldBy::Permits { .. } => format!("semaphore, {} in use", short_kind(held_by)),

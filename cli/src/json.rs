@@ -105,6 +105,8 @@ struct LockJson<'a> {
     kind: &'static str,
     /// Number of readers or of permits in use.
     count: Option<u64>,
+    /// Limit of permits, if a waiter for permits is known.
+    limit: Option<u32>,
     holder: HolderJson<'a>,
     /// Empty if one client has the lock alone. Of a large group only the beginning.
     members: Vec<MemberJson<'a>>,
@@ -168,6 +170,7 @@ impl<'a> LockJson<'a> {
                 _ => "alone",
             },
             count: holders::count(holder.held_by()),
+            limit: lock.permit_limit(),
             members: lock.members().iter().map(MemberJson::from_member).collect(),
             kept: holders::is_kept(lock),
             holder: HolderJson::from_holder(holder),

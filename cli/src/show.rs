@@ -39,14 +39,14 @@ fn format_lock(lock: &LockInfo) -> String {
     let mut fact = |what: &str, is: String| facts.add_row(vec![what.to_owned(), is]);
     let doubt = if lock.is_certain() { "" } else { " (not certain, see the nodes)" };
     if lock.members().is_empty() {
-        fact("kind", holders::long_kind(holder.held_by()));
+        fact("kind", holders::long_kind(lock));
         fact("holder", format::holder_name(holder) + doubt);
         if let Some(tid) = holder.tid() {
             fact("thread", tid.to_string());
         }
         fact("id", format::escape(holder.id()));
     } else {
-        fact("kind", holders::long_kind(holder.held_by()) + doubt);
+        fact("kind", holders::long_kind(lock) + doubt);
     }
     if let Some(held) = holder.held_for() {
         let since = holder

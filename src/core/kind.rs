@@ -57,6 +57,13 @@ impl LockKind {
     }
 }
 
+/// Returns the limit of permits in a queue entry of a waiter for permits.
+pub(crate) fn permit_limit(entry: &[u8]) -> Option<u32> {
+    let numbers = entry.strip_prefix(PERMITS.as_bytes())?.strip_prefix(b"/")?;
+    let limit = numbers.split(|byte| *byte == b'/').next()?;
+    std::str::from_utf8(limit).ok()?.parse().ok().filter(|limit| *limit > 0)
+}
+
 /// Splits the value of a lock key, or a member of a group: whether it is kept after its release,
 /// and the id.
 pub(crate) fn split_kept(value: &[u8], is_member: bool) -> (bool, &[u8]) {
@@ -141,6 +148,10 @@ mod tests {
         assert_eq!(LockKind::Read.queue_entry_prefix(), "distlock:read/0/1,");
         let permits = LockKind::Permits { limit: 7, count: 3 };
         assert_eq!(permits.queue_entry_prefix(), "distlock:permits/7/3,");
+        assert_eq!(permit_limit(b"distlock:permits/7/3,100 channel id"), Some(7));
+        for other in [&b"distlock:read/0/1,1 c id"[..], b"1 c id", b"distlock:permits/x/1,", b""] {
+            assert_eq!(permit_limit(other), None);
+        }
     }
 
     #[test]

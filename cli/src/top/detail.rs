@@ -57,7 +57,7 @@ impl LockDetail {
                 0 => name,
                 members => group_name(&holders::short_kind(holder.held_by()), &name, members),
             },
-            kind: holders::long_kind(holder.held_by()),
+            kind: holders::long_kind(lock),
             members: lock.members().iter().map(describe_member).collect(),
             is_kept: holders::is_kept(lock),
             thread: holder.tid(),

@@ -8,7 +8,7 @@ use super::{
     json::Schema,
 };
 use crate::{
-    helpers::{SECOND, UnwrapReleased as _, manager},
+    helpers::{SECOND, UnwrapReleased as _, await_queue_length, manager},
     support::RedisServer,
 };
 
@@ -53,8 +53,15 @@ fn show_lists_members_of_a_semaphore_with_permits() {
     let holder = format!("{}/{} +1", one.id().host(), one.id().pid());
     assert!(row.contains(" 3 permits ") && row.contains(&holder), "{table}");
 
+    assert_eq!(shown(&server)["limit"], Value::Null);
+    let waiter = jobs.clone();
+    let waiting = std::thread::spawn(move || waiter.acquire_many(3));
+    await_queue_length(&server, "x", 1);
+    let out = page(&server, &["show", "x"]);
+    assert!(line(&out, "kind").ends_with("semaphore, 3 of 5 permits in use"), "{out}");
     let lock = shown(&server);
     assert_eq!((&lock["kind"], &lock["count"]), (&json!("permits"), &json!(3)));
+    assert_eq!(lock["limit"], json!(5));
     assert_eq!(lock["kept"], json!(false));
     let members = lock["members"].as_array().unwrap();
     let mut found: Vec<_> =
@@ -66,6 +73,8 @@ fn show_lists_members_of_a_semaphore_with_permits() {
         assert_eq!((&member["kept"], &member["pid"]), (&json!(false), &json!(one.id().pid())));
         assert!(member["remaining_ms"].as_u64().is_some_and(|left| left <= 30_000), "{member}");
     }
+    drop((one, two));
+    drop(waiting.join().unwrap().unwrap());
 }
 
 #[test]

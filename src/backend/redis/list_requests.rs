@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     backend::Inspection,
-    core::{holder::Holder, key::LockKey},
+    core::{holder::Holder, key::LockKey, kind},
     lock_info::LockInfo,
     sys::display::truncate_id,
 };
@@ -115,6 +115,8 @@ pub(crate) struct HeldDescription {
     pub(crate) token: u64,
     /// Ids of the first waiters, in queue order.
     pub(crate) waiters: Vec<String>,
+    /// Limit of permits of the first waiter for permits.
+    pub(crate) permit_limit: Option<u32>,
 }
 
 impl Description {
@@ -123,8 +125,10 @@ impl Description {
         match self {
             Description::Free => Inspection::Free,
             Description::WrongType => Inspection::WrongType,
-            Description::Held(HeldDescription { holder, token, waiters }) => {
-                Inspection::Held(LockInfo::new(key.name(), holder, token, waiters, true))
+            Description::Held(HeldDescription { holder, token, waiters, permit_limit }) => {
+                let mut lock = LockInfo::new(key.name(), holder, token, waiters, true);
+                lock.set_permit_limit(permit_limit);
+                Inspection::Held(lock)
             }
         }
     }
@@ -197,7 +201,8 @@ impl<'a> DescribeLocks<'a> {
             return None;
         }
         let waiters = entries.iter().map(waiter_id).collect::<Option<_>>()?;
-        Some(Description::Held(HeldDescription { holder, token, waiters }))
+        let permit_limit = entries.iter().find_map(|entry| kind::permit_limit(text_reply(entry)?));
+        Some(Description::Held(HeldDescription { holder, token, waiters, permit_limit }))
     }
 }
 
@@ -272,7 +277,7 @@ mod tests {
         let held = Value::Array(vec![
             text("700 41 3 me and you"),
             text("10 ch w 1"),
-            text("10 ch w2"),
+            text("distlock:permits/5/1,10 ch w2"),
             text("odd"),
         ]);
         let reply = Value::Array(vec![text("7 50"), Value::Int(0), held, Value::Int(-1)]);
@@ -288,6 +293,7 @@ mod tests {
             ("me and you", Some(3), 41)
         );
         assert_eq!(held_lock.waiters, ["w 1", "w2", "odd"]);
+        assert_eq!(held_lock.permit_limit, Some(5));
         let as_many = DescribeLocks { waiters_per_lock_max: 3, ..request };
         assert!(as_many.decode(7, reply.clone()).is_some());
         let fewer = DescribeLocks { waiters_per_lock_max: 2, ..request };
