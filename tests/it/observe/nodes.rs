@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{SECOND, capture_log, config_medium_timeout, in_own_process},
-    support::{Nodes, TEST_TIMEOUT, eventually},
+    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
 };
 
 #[derive(Debug, Default)]
@@ -62,4 +62,21 @@ fn dead_node_is_reported_although_no_lock_is_held() {
     nodes.cont(1);
     expect(&["down", "up", "down", "up"], 3, "is reachable again after ");
     assert_eq!(mgr.metrics().attempted(), 0);
+}
+
+/// A server that replies is not unreachable.
+#[test]
+fn refused_connection_is_logged_as_such() {
+    if !in_own_process("observe::nodes::refused_connection_is_logged_as_such", &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    let server = RedisServer::start();
+    let url = format!("redis://{}/999999", server.addr());
+    let mgr = RedisMgr::new(config_medium_timeout(url)).unwrap();
+    assert!(mgr.try_lock("x").unwrap_err().is_refused());
+    let line = "refuses connections: it replied ERR DB index is out of range";
+    eventually("it is logged", TEST_TIMEOUT, || {
+        logged.lock().iter().any(|text| text.contains(line))
+    });
 }
