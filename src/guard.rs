@@ -305,21 +305,22 @@ impl LockGuard {
     }
 
     fn log_failed_release(&self, released: Option<Result<()>>) {
-        if let Some(Err(error)) = released {
-            log_safely!(
+        match released {
+            // Its message says that the release is retried.
+            Some(Err(error @ LockError::Unavailable { .. })) => log_safely!(warn, "{error}"),
+            Some(Err(error)) => log_safely!(
                 warn,
                 "will retry releasing lock {} in the background: {error}",
                 Quoted(self.name())
-            );
+            ),
+            _ => {}
         }
     }
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
-        let is_last = is_last_of(&manager);
         release_and_maybe_shut_down(manager, |inner, timeout| inner.release(held, timeout))
             .ok_or(LockError::Shutdown)?
-            .map_err(|error| if is_last { without_retries(error) } else { error })
     }
 
     /// Releases the locks of several guards of one manager, the last one first. Returns the first
@@ -330,10 +331,8 @@ impl LockGuard {
         // Only the last one may be the last guard of the manager.
         let Some(manager) = managers.pop() else { return Ok(Released::Released) };
         drop(managers);
-        let is_last = is_last_of(&manager);
         release_and_maybe_shut_down(manager, |inner, timeout| inner.release_all(held, timeout))
             .ok_or(LockError::Shutdown)?
-            .map_err(|error| if is_last { without_retries(error) } else { error })
     }
 
     /// Turns a write lock into a read lock.
@@ -379,26 +378,22 @@ impl Drop for LockGuard {
     }
 }
 
-/// Whether the manager ends with the guard that has this handle.
-fn is_last_of(manager: &Arc<ManagerHandle>) -> bool {
-    Arc::strong_count(manager) == 1
-}
-
 /// Releases a lock within one operation timeout. The last guard of a manager also shuts the manager
 /// down, and reserves half of the time for that. Returns `None` if the manager was shut down
 /// before.
 fn release_and_maybe_shut_down<T>(
     manager: Arc<ManagerHandle>,
-    release: impl FnOnce(&Manager, Duration) -> T,
-) -> Option<T> {
+    release: impl FnOnce(&Manager, Duration) -> Result<T>,
+) -> Option<Result<T>> {
     let started = clock::now();
     let inner = manager.manager_unless_forked()?;
     let timeout = inner.operation_timeout();
-    let release_timeout = if is_last_of(&manager) { timeout / 2 } else { timeout };
+    let release_timeout = if Arc::strong_count(&manager) == 1 { timeout / 2 } else { timeout };
     let released = release(inner, release_timeout);
     // If several guards are dropped at once, only now is it certain which one is the last.
     if let Some(manager) = Arc::into_inner(manager) {
         manager.shut_down_within(started.saturating_add(timeout).duration_since(clock::now()));
+        return Some(released.map_err(without_retries));
     }
     Some(released)
 }
