@@ -9,16 +9,21 @@ pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
              and to distlock:*",
         );
     }
-    // A permission that is missing inside a script is reported as a plain ERR, and most servers do
-    // not name it.
-    if message.contains("executing the script can") {
+    // A permission that is missing inside a script is reported as a plain ERR. Most servers do not
+    // name it.
+    let is_in_script = message.contains("executing the script can");
+    if is_in_script && !message.contains("; the user needs +") {
         return Some(
             "grant the permissions listed in the README; read-write locks and semaphores also \
              need +lindex +pexpireat +zadd +zcount +zmscore +zrange +zrangebyscore +zrem \
              +zremrangebyscore +zscore",
         );
     }
-    if code == "NOPERM" || message.contains("NOPERM") || message.contains("ACL failure") {
+    if is_in_script
+        || code == "NOPERM"
+        || message.contains("NOPERM")
+        || message.contains("ACL failure")
+    {
         return Some("grant the permissions listed in the README");
     }
     if ["nknown command", "Unknown Redis command", "Unknown Redict command"]

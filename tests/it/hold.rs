@@ -80,6 +80,8 @@ fn lock_without_renewal_expires() {
     let guard = manager(&server).lock_with("x", &with_ttl(SECOND).renew(false)).unwrap();
     let commands = server.monitor();
     assert_eq!(expect_loss(&guard), LockLost::Expired);
+    let text = guard.ensure_held().unwrap_err().to_string();
+    assert!(text.contains("its lease expired without a confirmed renewal"), "{text}");
     await_gone(&server, LOCK);
     assert_eq!(renewals(&commands), 0);
 }

@@ -104,6 +104,8 @@ fn protected_mode_is_reported_with_advice() {
 }
 
 /// Every retry would have the same reply.
+///
+/// Fault: F72
 #[test]
 fn server_of_another_kind_is_reported_at_once() {
     for begin in ["HTTP/1.1 400 Bad Request\r\n", "\x5b\0\0\0\x0a5.5.5-10.11.6-MariaDB\0"] {

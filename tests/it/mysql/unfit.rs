@@ -59,6 +59,8 @@ fn proxy_that_ignores_the_idle_timeout_is_refused() {
 }
 
 /// A Redis server waits for the client to begin.
+///
+/// Fault: F72
 #[test]
 fn server_that_sends_no_greeting_is_reported_as_such() {
     let server = RedisServer::start();
