@@ -276,7 +276,9 @@ impl fmt::Display for NodeErrorKind {
                 write!(f, "it is not a Redis server (its reply begins with \"{begin}\")")
             }
             #[cfg(feature = "mysql")]
-            NodeErrorKind::NoGreeting => f.write_str("it sends no greeting; is it a MySQL server?"),
+            NodeErrorKind::NoGreeting => {
+                f.write_str("it sends no greeting, as every MySQL server does")
+            }
             NodeErrorKind::PoolExhausted { .. } => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
             NodeErrorKind::Ineligible(why) | NodeErrorKind::Tls(why) => f.write_str(why),
@@ -314,6 +316,9 @@ impl Error for NodeErrorKind {
         }
     }
 }
+
+/// The advice if another program seems to have this address.
+const CHECK_ADDRESS: &str = "check the host and the port in the URL";
 
 #[derive(Clone, Debug)]
 pub(crate) enum BackendError {
@@ -416,7 +421,9 @@ impl BackendError {
             NodeErrorKind::Tls(reason) => LockError::Tls { action, name, server, reason },
             reason => {
                 let advice = match reason {
-                    NodeErrorKind::NotRedis(_) => "check the host and the port in the URL",
+                    NodeErrorKind::NotRedis(_) => CHECK_ADDRESS,
+                    #[cfg(feature = "mysql")]
+                    NodeErrorKind::NoGreeting => CHECK_ADDRESS,
                     // Its text says what to do.
                     NodeErrorKind::ShortLease(_) => "",
                     _ if !is_transient => "",
