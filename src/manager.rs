@@ -33,11 +33,11 @@ use crate::{
     cleanup::Cleaner,
     config::ValidatedConfig,
     core::{
-        glob,
         holder::Holder,
         id::random_uuid,
         key::{LockKey, MAX_NAME_BYTES},
         lease::Lease,
+        pattern,
     },
     error::{Action, LockError, Result},
     local::{LocalHold, LocalQueues},
@@ -198,7 +198,7 @@ impl Manager {
                 format!("the pattern has {} bytes; the limit is {MAX_NAME_BYTES}", pattern.len());
             return Err(LockError::InvalidName { reason });
         }
-        if let Some(why) = glob::why_no_match(pattern) {
+        if let Some(why) = pattern::why_no_match(pattern) {
             let reason = format!("no name can match the pattern: {why}");
             return Err(LockError::InvalidName { reason });
         }

@@ -18,6 +18,7 @@ pub(crate) mod kind;
 pub(crate) mod lease;
 pub(crate) mod lock_lost;
 pub(crate) mod node_answer;
+pub(crate) mod pattern;
 pub(crate) mod quorum;
 pub(crate) mod token;
 pub(crate) mod validity;
