@@ -424,6 +424,7 @@ impl Error for LockError {
         }
     }
 }
+
 impl From<InvalidName> for LockError {
     fn from(InvalidName(reason): InvalidName) -> LockError {
         LockError::InvalidName { reason }

@@ -28,7 +28,8 @@ mod wait_reporter;
 mod watchdog;
 
 use std::{
-    env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration,
+    env, error::Error as _, io, os::unix::process::CommandExt as _, process::Command, sync::Arc,
+    time::Duration,
 };
 
 use distlock::{LockLost, Released};
@@ -285,11 +286,13 @@ impl Job<'_> {
             }
             Ok(other) => lost(other.to_string()),
             Err(error) => {
+                // The manager ends with this process, so nothing retries the release.
+                let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 output::print_message(&format!(
-                    "could not release {any}, which stays held until it expires, after {} at the \
-                     latest: {}",
-                    format::duration(self.ttl),
-                    format::escape(&error.to_string())
+                    "could not release {any}: {}; it stays held until it expires, after {} at the \
+                     latest",
+                    format::escape(&why),
+                    format::duration(self.ttl)
                 ));
                 exit
             }
