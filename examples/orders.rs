@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A payment is answered with 200 if it is in the database, with 409 if another client holds the
-//! order, and with 503 if the lock server is away or the lock was lost. It may be sent again after
-//! any other answer than 200, and after none: a payment with the same `ref` is made once.
+//! order, and with 503 if the lock server is unreachable or the lock was lost. It may be sent again
+//! after any other answer than 200, and after none: a payment with the same `ref` is made once.
 //!
 //! One of the instances is the leader, which writes a report. SIGTERM ends an instance cleanly.
 //!
@@ -238,7 +238,7 @@ impl Service {
         let payments: Option<i64> = connection
             .query_row("SELECT payments FROM orders WHERE id = ?", [order], |row| row.get(0))
             .optional()?;
-        // The order can be shown even if the lock server is away.
+        // The order can be shown even if the lock server is unreachable.
         let holder = match self.mgr.holder(&lock_name(order)) {
             Ok(Some(holder)) => format!("held by {holder}"),
             Ok(None) => "not held".into(),

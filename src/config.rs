@@ -67,8 +67,8 @@ pub struct Config {
 impl Config {
     /// Creates a configuration for the server at `url`:
     /// `redis://[user[:password]@]host[:port][/db]`, the same with `valkey://`, or
-    /// `unix:///path/to/socket[?db=0&user=…&pass=…]`. `rediss://` and `valkeys://` are the same with
-    /// TLS, with the feature `tls`.
+    /// `unix:///path/to/socket[?db=0&user=…&pass=…]`. `rediss://` and `valkeys://` are the same
+    /// with TLS, with the feature `tls`.
     ///
     /// `redis+sentinel://[user[:password]@]host[:26379],host,host/master[/db]` is a server that
     /// Redis Sentinel names: the hosts are the sentinels, `master` is the name in their
@@ -363,9 +363,9 @@ impl Config {
         self
     }
 
-    /// Sets whether calls fail at once while the servers are known to be away, instead of trying
-    /// until their wait ends. Defaults to false. For programs that can do other work meanwhile,
-    /// such as a backend whose few threads must stay free.
+    /// Sets whether calls fail at once while the servers are known to be unreachable, instead of
+    /// trying until their wait ends. Defaults to false. For programs that can do other work
+    /// meanwhile, such as a backend whose few threads must stay free.
     ///
     /// The servers count as away once a call has failed because too few of them reply or vote. A
     /// call stops at its second failure in a row, although it could wait longer. From then on,

@@ -238,8 +238,7 @@ impl LockGuard {
     /// Releases the lock in the background, and does not wait. A failure is logged, and the release
     /// is retried until the lock has expired. If this manager acquires the same lock before the
     /// release is confirmed, that call completes the release first, within half an operation
-    /// timeout. Other clients get the lock as
-    /// soon as the server has carried out the release.
+    /// timeout. Other clients get the lock as soon as the server has carried out the release.
     ///
     /// In a database, this waits for the release. So does the last guard of a manager that is
     /// dropped, because the manager then ends.

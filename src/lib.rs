@@ -87,8 +87,8 @@
 //!
 //! A [`HandleEvent`] set by [`Config::event_handler`] is called for each event of a lock:
 //! attempted, contended, acquired, renewed, renewal overdue, lost, released. The feature `metrics`
-//! exports counters and timings through the [`metrics`](https://docs.rs/metrics) facade. The feature
-//! `tracing` emits a span for each wait and each hold. The `distlock` command (package
+//! exports counters and timings through the [`metrics`](https://docs.rs/metrics) facade. The
+//! feature `tracing` emits a span for each wait and each hold. The `distlock` command (package
 //! `distlock-cli`) lists locks, shows them live, releases them, and runs commands under a lock.
 //!
 //! # How it works
@@ -158,7 +158,9 @@
 //! |---|---|
 //! | `metrics` | Exports the counters and timings of all managers through the `metrics` facade. |
 //! | `tracing` | Emits a `tracing` span for each wait and each hold. |
-//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`, and functions that construct errors, holders and events. Tests of a loss, a timeout and a server that is away: [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md). |
+//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`, and functions
+//! that construct errors, holders and events. Tests of a loss, a timeout and a server that is
+//! unreachable: [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md). |
 //!
 //! # Log levels
 //!

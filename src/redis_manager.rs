@@ -108,9 +108,9 @@ impl RedisMgr {
     /// thread uses no pooled connection and sends almost no requests.
     ///
     /// The lock is not reentrant: a thread that already holds it waits forever, and logs a warning.
-    /// It is no error, because another thread may release the guard. Only where the thread holds
-    /// the lock by [`lock_reentrant`](Self::lock_reentrant), whose guard stays on its thread, the
-    /// call fails with [`LockError::WouldDeadlock`].
+    /// This is not an error, because another thread may release the guard. Only where the thread
+    /// holds the lock by [`lock_reentrant`](Self::lock_reentrant), whose guard stays on its thread,
+    /// the call fails with [`LockError::WouldDeadlock`].
     ///
     /// # Errors
     ///

@@ -38,7 +38,7 @@ const LABEL: &str = "memory";
 ///
 /// use distlock::{LockError, LockLost, testing::MemoryServer};
 ///
-/// let server = MemoryServer::new(); // its clock stands
+/// let server = MemoryServer::new(); // its clock is stopped
 /// let mgr = server.manager_with(|config| config.ttl(Duration::from_secs(10)));
 ///
 /// // Somebody else has the lock. The call waits for 5 s, which takes no time.
@@ -75,7 +75,7 @@ pub struct MemoryServer {
 }
 
 impl MemoryServer {
-    /// Starts a server whose clock stands until it is [advanced](Self::advance). It is also the
+    /// Starts a server whose clock is stopped until it is [advanced](Self::advance). It is also the
     /// clock of the managers: nothing expires, is renewed, or is retried meanwhile. Event handlers
     /// are called on the threads on which the events happen.
     ///
@@ -127,8 +127,8 @@ impl MemoryServer {
 
     /// Creates a manager. Settings that are about connections have no effect, and
     /// [`local_handover`](Config::local_handover) is off unless it is set: a window would stay open
-    /// while the clock stands. Its
-    /// [`connection`](RedisMgr::connection) fails, because there is none.
+    /// while the clock is stopped. Its [`connection`](RedisMgr::connection) fails, because there is
+    /// none.
     ///
     /// # Panics
     ///

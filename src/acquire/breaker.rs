@@ -1,5 +1,5 @@
-//! `Breaker`: while the servers are away, calls fail at once, except for one probe at a time. The
-//! caller passes the time.
+//! `Breaker`: while the servers are unreachable, calls fail at once, except for one probe at a
+//! time. The caller passes the time.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Breaker {
         None
     }
 
-    /// Whether the servers are known to be away, so that the next failure ends any call.
+    /// Whether the servers are known to be unreachable, so that the next failure ends any call.
     pub(super) fn is_open(&self) -> bool {
         self.0.lock().is_some()
     }

@@ -54,7 +54,7 @@ pub(crate) struct WaitTerms<'a> {
     pub(crate) outage_max: Duration,
     /// The lock must be granted for its whole ttl, and not for the claim window only.
     pub(crate) whole_ttl: bool,
-    /// Called when the servers are away, and the claim is pursued nevertheless.
+    /// Called when the servers are unreachable, and the claim is pursued nevertheless.
     pub(crate) on_outage: &'a dyn Fn(),
 }
 

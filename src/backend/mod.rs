@@ -140,8 +140,8 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Gives the lock of the holder `former` to this claim.
-    fn adopt(&self, _: &LockId, _: &Claim, _: Moment) -> Result<Passed, Box<FailedAdoption>> {
-        Err(Box::new(FailedAdoption { error: BackendError::unsupported(), residue: None }))
+    fn adopt(&self, _former: &LockId, _: &Claim, _deadline: Moment) -> AdoptReport {
+        AdoptReport { result: Err(BackendError::unsupported()), residue: None }
     }
 
     /// How often to [probe](LeaseRenewals::probe), if a server may have to be left out although no
@@ -367,9 +367,10 @@ pub(crate) struct ReleaseReport {
     pub(crate) residues: Vec<Residue>,
 }
 
-/// An adoption that failed. The claim may have the lock nevertheless.
-pub(crate) struct FailedAdoption {
-    pub(crate) error: BackendError,
+/// Result of an adoption.
+pub(crate) struct AdoptReport {
+    pub(crate) result: Result<Passed, BackendError>,
+    /// What a failed adoption may have left on the server: the claim may have the lock.
     pub(crate) residue: Option<Residue>,
 }
 

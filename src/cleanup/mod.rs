@@ -1,8 +1,8 @@
 //! Clean-up of what abandoned requests have left behind on the servers, in the background.
 //!
-//! `Cleaner` keeps the clean-up queue. A thread works it off over connections of its own; it is
-//! started when there is something to do, and ends when it has been idle for a second. So clean-up
-//! delays neither callers nor renewals.
+//! `Cleaner` keeps the clean-up queue. A thread with connections of its own processes it. The
+//! thread starts when there is something to do, and ends when it has been idle for a second. So
+//! clean-up delays neither callers nor renewals.
 //!
 //! Invariant: while the queue has entries, its thread runs, or could not be started by the last
 //! addition. An ending thread checks the queue under the mutex under which it reports its end.

@@ -1,4 +1,4 @@
-//! Pauses between tries: they grow, and no two clients pause for equally long. Pure.
+//! Pauses between tries: they grow, and two clients rarely pause for the same time. Pure.
 
 use std::time::Duration;
 

@@ -24,12 +24,12 @@ pub(crate) const fn quorum(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Whether the nodes beside these `count` are no quorum.
+/// Whether the nodes other than these `count` are too few for a quorum.
 pub(crate) const fn prevents_quorum(count: usize, nodes: usize) -> bool {
     nodes - count < quorum(nodes)
 }
 
-/// Whether `count` nodes that agree are no quorum, whatever the `pending` ones reply.
+/// Whether `count` nodes that agree cannot become a quorum, whatever the `pending` ones reply.
 pub(crate) const fn is_out_of_reach(count: usize, pending: usize, nodes: usize) -> bool {
     count + pending < quorum(nodes)
 }

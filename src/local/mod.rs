@@ -2,9 +2,10 @@
 //! holds or asks for. A release hands the lock to the first of them, without the server.
 //!
 //! `queue.rs` decides; this file wakes the threads. A thread that has left a queue finds the reason
-//! in its [`LocalWaiter`], once the mutex of the queues has been unlocked. What a thread owes to
-//! the others is the destructor of what it has: of a [`Representative`], a [`LocalHold`] or a
-//! [`Passing`]. So no early return and no panic leaves the others without anybody.
+//! in its [`LocalWaiter`], once the mutex of the queues has been unlocked. A thread
+//! that others depend on has a [`Representative`], a [`LocalHold`] or a [`Passing`], whose
+//! destructor passes the duty on. So no early return and no panic leaves the others without
+//! anybody.
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -244,8 +245,8 @@ impl<T: Send + 'static> Representative<T> {
         LocalHold(membership, number)
     }
 
-    /// Makes all threads behind this one ask the server too, because it is away: each of them
-    /// fails at a time that counts from its own first request.
+    /// Makes all threads behind this one ask the server too, because it is unreachable: each of
+    /// them fails at a time that counts from its own first request.
     pub(crate) fn scatter(&self) {
         let Membership { queues, lock, .. } = &self.0;
         for waiter in queues.with(lock, LocalQueue::scatter).into_iter().flatten() {

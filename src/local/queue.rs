@@ -5,7 +5,7 @@
 //! in the server's queue. The other threads wait here. Once the server has granted the lock, its
 //! *window* is open: each release hands the lock to the first waiting thread, without the server.
 //! After the window, a release goes to the server, and the first waiting thread becomes the next
-//! representative. So do other clients get their turn.
+//! representative. That is how other clients get their turn.
 //!
 //! Invariants:
 //! - While threads wait, there is a representative, or an open window that one of them watches: the
@@ -54,7 +54,7 @@ struct Hold {
 #[derive(Debug)]
 pub(crate) struct LocalQueue<S> {
     waiting: VecDeque<Seat<S>>,
-    /// Number of threads that ask the server. More than one only while servers are away.
+    /// Number of threads that ask the server. More than one only while servers are unreachable.
     representatives: usize,
     /// A representative came from this queue and has not been granted the lock yet.
     has_promoted: bool,
@@ -219,8 +219,8 @@ impl<S: Clone> LocalQueue<S> {
         })
     }
 
-    /// Makes all waiting threads representatives, because the servers are away, or the manager is
-    /// shut down: each of them notices that in its own way.
+    /// Makes all waiting threads representatives, because the servers are unreachable, or the
+    /// manager is shut down: each of them notices that in its own way.
     pub(crate) fn scatter(&mut self) -> Vec<S> {
         self.representatives += self.waiting.len();
         self.watcher = None;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{HeldLock, Manager};
 use crate::{
-    backend::{FailedAdoption, Feature, Passed},
+    backend::{AdoptReport, Feature, Passed},
     core::{
         claim::Claim,
         detached::Detached,
@@ -59,17 +59,15 @@ impl Manager {
         observer.attempted(name, &claim.id, Some(Duration::ZERO));
         let (began, deadline) = (clock::now(), self.operation_deadline());
         let waited = || clock::now().duration_since(began);
-        let passed = observer.shield(|| self.backend.adopt(former, &claim, deadline));
-        let grant = match passed {
+        let AdoptReport { result, residue } =
+            observer.shield(|| self.backend.adopt(former, &claim, deadline));
+        if let Some(residue) = residue {
+            self.abandon(&claim, residue, self.time_left());
+        }
+        let grant = match result {
             Ok(Passed::To(grant)) => Ok(grant),
             Ok(Passed::Lost(why)) => Err(LockError::Lost { name: name.clone(), why }),
-            Err(failed) => {
-                let FailedAdoption { error, residue } = *failed;
-                if let Some(residue) = residue {
-                    self.abandon(&claim, residue, self.time_left());
-                }
-                Err(self.backend.lock_error(error, Action::Acquire, Some(name)))
-            }
+            Err(error) => Err(self.backend.lock_error(error, Action::Acquire, Some(name))),
         };
         let grant = grant.inspect_err(|error| {
             observer.not_acquired(name, &claim.id, waited(), error);

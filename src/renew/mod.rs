@@ -219,9 +219,8 @@ impl Shared {
         None
     }
 
-    /// The worker's wait: sleeps until renewals are due, and returns them; none at
-    /// `probe_at`. Returns
-    /// `None` on shutdown.
+    /// The worker's wait: sleeps until renewals are due, and returns them; none at `probe_at`.
+    /// Returns `None` on shutdown.
     fn wait_for_renewals(&self, probe_at: Moment) -> Option<Vec<(Generation, Arc<Lease>)>> {
         // The last renewals may have moved the end of a lease back.
         self.wake_sleepers(self.state.lock());

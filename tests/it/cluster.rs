@@ -33,7 +33,7 @@ fn slot(cluster: &Cluster, name: &str) -> u16 {
     cluster.slot(&format!("lock:{name}"))
 }
 
-/// Locks until that succeeds: while a node is away, calls fail.
+/// Locks until that succeeds: while a node is unreachable, calls fail.
 fn lock_eventually(mgr: &RedisMgr, name: &str) -> LockGuard {
     eventually_some("the lock is granted", TEST_TIMEOUT, || mgr.try_lock(name).ok())
 }

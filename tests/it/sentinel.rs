@@ -1,5 +1,5 @@
 //! A master that Redis Sentinel names, and a master behind a name: failovers, former masters that
-//! reply again, and sentinels that are away.
+//! reply again, and sentinels that are unreachable.
 
 mod processes;
 

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     change::{Change, Test},
-    outcome::Outcome,
+    outcome::{self, Outcome},
 };
 
 pub(crate) struct Copy {
@@ -57,6 +57,28 @@ impl Copy {
         done
     }
 
+    /// Builds one target and runs tests of it together. Returns those that were not seen to be
+    /// green: all of them, unless the summary accounts for each.
+    pub(crate) fn doubtful<'a>(
+        &self,
+        tests: &[&'a Test],
+        longest_each: Duration,
+    ) -> Result<Vec<&'a Test>, String> {
+        let paths: Vec<&str> = tests.iter().map(|test| test.path.as_str()).collect();
+        let longest = longest_each.saturating_mul(u32::try_from(tests.len()).unwrap_or(u32::MAX));
+        let output = match self.run(tests[0], &paths, longest)? {
+            Some((Some(_), output)) => output,
+            _ => return Ok(tests.to_vec()),
+        };
+        let failed: Vec<&Test> = tests
+            .iter()
+            .filter(|test| outcome::names_failure(&output, &test.path))
+            .copied()
+            .collect();
+        let passed = format!(" {} passed; {} failed;", tests.len() - failed.len(), failed.len());
+        Ok(if output.contains(&passed) { failed } else { tests.to_vec() })
+    }
+
     /// Builds and runs one test alone. If `fails_with` is given, the failing test must print it.
     pub(crate) fn test(
         &self,
@@ -64,26 +86,36 @@ impl Copy {
         fails_with: Option<&str>,
         longest: Duration,
     ) -> Result<Outcome, String> {
+        let run = self.run(test, &[&test.path], longest)?;
+        Ok(run.map_or(Outcome::Broken, |(ended, output)| {
+            Outcome::of(ended, &output, &test.path, fails_with)
+        }))
+    }
+
+    /// Returns whether the tests succeeded, None if they had to be killed, and what they printed.
+    /// Returns nothing if the target cannot be built.
+    fn run(
+        &self,
+        target_of: &Test,
+        paths: &[&str],
+        longest: Duration,
+    ) -> Result<Option<(Option<bool>, String)>, String> {
         let failed = |error: io::Error| format!("cargo: {error}");
-        let built = self.cargo(test).arg("--no-run").output().map_err(failed)?;
+        let built = self.cargo(target_of).arg("--no-run").output().map_err(failed)?;
         if !built.status.success() {
             eprintln!("{}", String::from_utf8_lossy(&built.stderr));
-            return Ok(Outcome::Broken);
+            return Ok(None);
         }
         let log = self.target.join("test.log");
-        let mut run = self.cargo(test);
-        run.args(["--", "--exact", &test.path])
+        let mut run = self.cargo(target_of);
+        run.args(["--", "--exact"])
+            .args(paths)
             .stdout(fs::File::create(&log).map_err(failed)?)
             .stderr(Stdio::null());
         // In a process group of its own, so that everything that a hanging test started can be
         // killed.
         let ended = wait(run.process_group(0).spawn().map_err(failed)?, longest);
-        Ok(Outcome::of(
-            ended,
-            &fs::read_to_string(&log).unwrap_or_default(),
-            &test.path,
-            fails_with,
-        ))
+        Ok(Some((ended, fs::read_to_string(&log).unwrap_or_default())))
     }
 
     fn cargo(&self, test: &Test) -> Command {

@@ -66,25 +66,29 @@ fn run(home: &std::path::Path, mut changes: Vec<Change>, parts: &[String]) -> Re
     #[expect(clippy::disallowed_methods, reason = "only printed")]
     let started = Instant::now();
     let copy = Copy::make(home)?;
+    // By test, because the tests of one target share a build.
+    changes.sort_by(|one, other| one.test.cmp(&other.test));
     let mut tests: Vec<&Test> = changes.iter().map(|change| &change.test).collect();
-    tests.sort();
     tests.dedup();
-    println!("{} patches, {} tests; each test first without a patch", changes.len(), tests.len());
+    println!("{} patches, {} tests; first the tests without a patch", changes.len(), tests.len());
+    let mut unusable = Vec::new();
+    for tests in tests.chunk_by(|one, other| one.target == other.target) {
+        for test in copy.doubtful(tests, TEST_MAX)? {
+            let alone = copy.test(test, None, TEST_MAX)?;
+            if alone != Outcome::Green {
+                eprintln!("without a patch, {test} is {alone}");
+                unusable.push(test);
+            }
+        }
+    }
     let mut rows = Vec::new();
-    for test in tests {
-        let without = copy.test(test, None, TEST_MAX)?;
-        if without != Outcome::Green {
-            eprintln!("without a patch, {test} is {without}");
-        }
-        for change in changes.iter().filter(|change| change.test == *test) {
-            let outcome = match without {
-                Outcome::Green => detect(&copy, change)?,
-                _ => Outcome::Broken,
-            };
-            let verdict = if outcome.has_noticed() { "detected" } else { "NOT DETECTED" };
-            println!("{verdict:12}  {:<44} {:<9} {test}", change.name, outcome.to_string());
-            rows.push((change, outcome));
-        }
+    for change in &changes {
+        let test = &change.test;
+        let outcome =
+            if unusable.contains(&test) { Outcome::Broken } else { detect(&copy, change)? };
+        let verdict = if outcome.has_noticed() { "detected" } else { "NOT DETECTED" };
+        println!("{verdict:12}  {:<44} {:<9} {test}", change.name, outcome.to_string());
+        rows.push((change, outcome));
     }
     let missed: Vec<_> = rows.iter().filter(|(_, outcome)| !outcome.has_noticed()).collect();
     println!(

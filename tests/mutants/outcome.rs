@@ -27,8 +27,7 @@ impl Outcome {
         fails_with: Option<&str>,
     ) -> Outcome {
         // If the process died without a summary, this test was running.
-        let failed = output.contains(&format!("\nfailures:\n    {path}\n"))
-            || !output.contains("test result:");
+        let failed = names_failure(output, path) || !output.contains("test result:");
         match succeeded {
             None if fails_with.is_some() => Outcome::Otherwise,
             None => Outcome::Hangs,
@@ -46,6 +45,12 @@ impl Outcome {
     pub(crate) fn has_noticed(self) -> bool {
         matches!(self, Outcome::Red | Outcome::Hangs)
     }
+}
+
+/// Returns whether the list of failures at the end of `output` has the test.
+pub(crate) fn names_failure(output: &str, path: &str) -> bool {
+    let list = output.rsplit_once("\nfailures:\n").map_or("", |(_, list)| list);
+    list.lines().any(|line| line.strip_prefix("    ") == Some(path))
 }
 
 impl fmt::Display for Outcome {

@@ -168,14 +168,14 @@ impl Pair {
             Script::Renew => vec![id, self.pick(&[ttl, "-10000", "-50000"]), "two", "30000"],
             Script::Inspect => vec![],
             Script::Describe => vec![each, "3"],
-            Script::AcquireShared => {
+            Script::AcquireGroup => {
                 let decided = [ahead, self.pick(&["0", "1"])];
                 [&[id, ttl, mode, &entry, late, heal], &self.membership()[..], &decided].concat()
             }
-            Script::ReleaseShared if self.rng.bool() => {
+            Script::ReleaseGroup if self.rng.bool() => {
                 vec![id, "", "", self.pick(&["1", "2", "-1"])]
             }
-            Script::ReleaseShared => {
+            Script::ReleaseGroup => {
                 let id = self.pick(&[id, id, "distlock:read", "distlock:permits"]);
                 vec![id, &entry, if self.rng.bool() { "" } else { late }, self.pick(&["0", "1"])]
             }

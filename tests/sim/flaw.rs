@@ -86,13 +86,13 @@ impl FlawedCall {
             (Flaw::AcquireStealsLock, Script::Acquire) if holder.is_some() => {
                 keys.put(&names[0], None, None);
             }
-            (Flaw::SharingStealsLock, Script::AcquireShared)
+            (Flaw::SharingStealsLock, Script::AcquireGroup)
                 if holder.as_ref().is_some_and(|holder| *holder != args[7]) =>
             {
                 keys.put(&names[0], None, None);
             }
-            (Flaw::LimitIgnored, Script::AcquireShared) => args[8] = b"0".to_vec(),
-            (Flaw::MemberReleasesAll, Script::ReleaseShared) => {
+            (Flaw::LimitIgnored, Script::AcquireGroup) => args[8] = b"0".to_vec(),
+            (Flaw::MemberReleasesAll, Script::ReleaseGroup) => {
                 keys.put(&names[0], None, None);
             }
             (Flaw::ExecutesExpired, Script::Acquire) => args[5] = NEVER.into(),

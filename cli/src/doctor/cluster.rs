@@ -37,7 +37,7 @@ pub(super) fn examine(
     let mut node = NodeFacts::new(mgr.server(), try_contact(&mgr));
     user.clone_into(&mut node.user);
     if matches!(node.contact, Contact::Unreachable(_)) && !is_unreachable {
-        // Only some nodes are away, which has a finding of its own.
+        // Only some nodes are unreachable, which has a finding of its own.
         node.contact = Contact::Reachable;
     }
     if node.contact == Contact::Reachable {

@@ -196,7 +196,7 @@ fn check_state(members: &[Member]) -> Option<Finding> {
             "state",
             format!("cluster_state is fail, so these refuse requests: {}", list(down.into_iter())),
         )
-        .advice("bring back the nodes that are away; most masters must see each other")
+        .advice("bring back the nodes that are unreachable; most masters must see each other")
     })
 }
 
@@ -297,7 +297,7 @@ fn check_versions(members: &[Member]) -> Option<Finding> {
     })
 }
 
-/// Reports whether a node that is away affects the locks of the others.
+/// Reports whether a node that is unreachable affects the locks of the others.
 fn check_coverage(members: &[Member]) -> Option<Finding> {
     let check = "coverage";
     let settings = || members.iter().map(|member| &member.coverage);
@@ -313,7 +313,10 @@ fn check_coverage(members: &[Member]) -> Option<Finding> {
         );
     }
     if settings().any(|setting| is_setting(setting, "no")) {
-        return Some(Finding::ok(check, "a master that is away does not affect the others' locks"));
+        return Some(Finding::ok(
+            check,
+            "a master that is unreachable does not affect the others' locks",
+        ));
     }
     Some(
         Finding::unknown(check, "cannot check cluster-require-full-coverage")

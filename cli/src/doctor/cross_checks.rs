@@ -29,8 +29,10 @@ fn check_nodes(facts: &Facts) -> Option<Finding> {
     let away = facts.nodes.iter().filter(|node| node.contact != Contact::Reachable).count();
     let may_fail = (nodes - 1) / 2;
     if away > 0 {
-        let are_away =
-            format!("{away} of {nodes} nodes {}", if away == 1 { "is away" } else { "are away" });
+        let are_away = format!(
+            "{away} of {nodes} nodes {}",
+            if away == 1 { "is unreachable" } else { "are unreachable" }
+        );
         return Some(match may_fail.checked_sub(away) {
             None => Finding::problem(
                 "nodes",

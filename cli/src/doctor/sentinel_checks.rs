@@ -78,9 +78,9 @@ fn shown(view: &SentinelView) -> String {
 /// Reports how many sentinels may fail before no failover is possible.
 fn check_votes(asked: &[AskedSentinel], views: &[&SentinelView]) -> Finding {
     const CHECK: &str = "sentinels";
-    let start = "start the sentinels that are away, and see that they reach each other";
+    let start = "start the sentinels that are unreachable, and see that they reach each other";
     let known = views.iter().map(|view| view.other_sentinels.saturating_add(1)).max();
-    // A sentinel that is away may have another name in the URL.
+    // A sentinel that is unreachable may have another name in the URL.
     let known = known.unwrap_or(asked.len() as u64);
     let answer = known.min(views.len() as u64);
     if views.is_empty() {

@@ -38,7 +38,7 @@ impl HandleEvent for WaitReporter {
     }
 }
 
-/// Reports that the servers are away, and for how long the command tries to reach them.
+/// Reports that the servers are unreachable, and for how long the command tries to reach them.
 #[derive(Debug)]
 struct OutageReporter;
 

@@ -482,11 +482,13 @@ fn doctor_reports_each_node_and_all_together() {
         ended.out.contains("PROBLEM  reach") && ended.out.contains("handed to the next"),
         "{ended:?}"
     );
-    let away = "warning  nodes        1 of 3 nodes is away: none of the others may fail\n";
+    let away = "warning  nodes        1 of 3 nodes is unreachable: none of the others may fail\n";
     assert!(ended.out.contains(away), "{ended:?}");
     nodes.kill(0);
     let report = report_at(&nodes.urls());
-    report.says("nodes", "problem", "2 of 3 nodes are away").says("handover", "unknown", "too few");
+    report
+        .says("nodes", "problem", "2 of 3 nodes are unreachable")
+        .says("handover", "unknown", "too few");
     report.problems(&["reach", "reach", "nodes"]);
 }
 

@@ -48,7 +48,7 @@ const REFRESH_PAUSE: Duration = Duration::from_millis(200);
 /// Pause after a refusal that does not depend on the cluster, such as a missing permission.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 /// Pause after a refusal of a node that cannot serve the slot now.
-const AWAY_PAUSE: Duration = Duration::from_millis(100);
+const UNAVAILABLE_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct ClusterGrantStream {
     router: Arc<Router>,
@@ -232,7 +232,7 @@ impl ClusterGrantStream {
     fn on_link_failure(&mut self, number: u64, now: Moment) {
         let Some(mut link) = self.links.remove(&number) else { return };
         self.drop_link(number);
-        self.router.on_away(&link.part);
+        self.router.on_unavailable(&link.part);
         link.failures = link.failures.saturating_add(1);
         let pause = retry_backoff(link.failures, RETRY_PAUSE_MAX, now.as_nanos() ^ number);
         link.state = LinkState::Waiting(now.saturating_add(pause));
@@ -243,7 +243,7 @@ impl ClusterGrantStream {
     /// Asks for the map, on another thread.
     fn refresh(&mut self, now: Moment) {
         if now < self.refresh_at || self.is_refreshing.swap(true, Ordering::AcqRel) {
-            self.plan_by(self.refresh_at.max(now.saturating_add(AWAY_PAUSE)));
+            self.plan_by(self.refresh_at.max(now.saturating_add(UNAVAILABLE_PAUSE)));
             return;
         }
         self.refresh_at = now.saturating_add(REFRESH_PAUSE);
@@ -387,7 +387,7 @@ impl ClusterGrantStream {
                 }
                 REFUSED_PAUSE
             }
-            _ => AWAY_PAUSE,
+            _ => UNAVAILABLE_PAUSE,
         };
         self.slots.remove(&slot);
         self.subscriptions.set_up(slot, false, now.saturating_add(pause));

@@ -25,7 +25,7 @@ use self::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, FailedAdoption,
+        AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllOutcome, AllRequest, Backend,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
         ReportedIds, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
@@ -214,12 +214,7 @@ impl Backend for ClusterBackend {
         answer
     }
 
-    fn adopt(
-        &self,
-        former: &LockId,
-        claim: &Claim,
-        deadline: Moment,
-    ) -> Result<Passed, Box<FailedAdoption>> {
+    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             let patience = Patience { deadline: until, waits_for_nodes: true };
             let followed = self.router.follow(slot_of(&claim.key)?, patience, |part, is_asking| {

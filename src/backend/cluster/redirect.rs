@@ -14,7 +14,7 @@ pub(super) enum Redirect {
     /// Some keys of the request have gone to another node already: ask again in a moment.
     Wait,
     /// The node cannot serve the request now, so another one may have taken over its slots.
-    Away,
+    Unavailable,
     /// The error has nothing to do with the cluster.
     None,
 }
@@ -28,7 +28,7 @@ impl Redirect {
                 NodeErrorKind::PoolExhausted { .. } | NodeErrorKind::Protocol(_)
             );
             return if failure.is_transient() && !is_here {
-                Redirect::Away
+                Redirect::Unavailable
             } else {
                 Redirect::None
             };
@@ -36,11 +36,11 @@ impl Redirect {
         match code.as_str() {
             "MOVED" => match parse(message, asked) {
                 Some((slot, to)) => Redirect::Moved { slot, to },
-                None => Redirect::Away,
+                None => Redirect::Unavailable,
             },
             "ASK" => parse(message, asked).map_or(Redirect::Wait, |(_, to)| Redirect::Ask(to)),
             "TRYAGAIN" => Redirect::Wait,
-            "READONLY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" => Redirect::Away,
+            "READONLY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" => Redirect::Unavailable,
             _ => Redirect::None,
         }
     }
@@ -77,15 +77,15 @@ mod tests {
         assert_eq!(of("MOVED", "1 :6381"), moved(1, name("asked", 6381)));
         assert_eq!(of("ASK", "1 h.example:7"), Redirect::Ask(name("h.example", 7)));
         for bad in ["", "1", "1 h", "x h:1", "1 h:x", "1 ?:7", "70000 h:1"] {
-            assert_eq!(of("MOVED", bad), Redirect::Away, "{bad}");
+            assert_eq!(of("MOVED", bad), Redirect::Unavailable, "{bad}");
             assert_eq!(of("ASK", bad), Redirect::Wait, "{bad}");
         }
         assert_eq!(of("TRYAGAIN", "Multiple keys"), Redirect::Wait);
-        assert_eq!(of("CLUSTERDOWN", "Hash slot not served"), Redirect::Away);
+        assert_eq!(of("CLUSTERDOWN", "Hash slot not served"), Redirect::Unavailable);
         assert_eq!(of("OOM", "no"), Redirect::None);
         let asked = name("asked", 9);
         let refused = NodeError::not_sent(io::ErrorKind::ConnectionRefused.into());
-        assert_eq!(Redirect::of(&refused, &asked), Redirect::Away);
+        assert_eq!(Redirect::of(&refused, &asked), Redirect::Unavailable);
         let full = NodeErrorKind::PoolExhausted { pool_size: 1 };
         let full = NodeError { outcome_unknown: false, kind: full };
         assert_eq!(Redirect::of(&full, &asked), Redirect::None);

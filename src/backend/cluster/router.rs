@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Minimum time from one question about the map to the next; otherwise each of many callers would
-/// ask while a node is away.
+/// ask while a node is unreachable.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 /// Redirects of one request that are followed at once. Further ones come after a pause, because
 /// nodes that disagree would send the request back and forth.
@@ -43,9 +43,9 @@ const REDIRECTS_MAX: u32 = 4;
 /// seconds.
 const MOVE_PAUSE_MIN: Duration = Duration::from_millis(5);
 const MOVE_PAUSE_MAX: Duration = Duration::from_millis(20);
-/// The same while a node is away.
-const AWAY_PAUSE_MIN: Duration = Duration::from_millis(20);
-const AWAY_PAUSE_MAX: Duration = Duration::from_millis(200);
+/// The same while a node is unreachable.
+const UNAVAILABLE_PAUSE_MIN: Duration = Duration::from_millis(20);
+const UNAVAILABLE_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// What to do if slots are not served.
 const SEE_DOCTOR: &str = "; distlock doctor shows which slots no node serves";
 
@@ -82,7 +82,8 @@ struct State {
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
     pub(super) deadline: Moment,
-    /// Whether to ask again until the deadline if the node is away. The caller does otherwise.
+    /// Whether to ask again until the deadline if the node is unreachable. The caller does
+    /// otherwise.
     pub(super) waits_for_nodes: bool,
 }
 
@@ -141,7 +142,7 @@ impl Router {
     ) -> Result<(Arc<Part>, T), NodeError> {
         let Patience { deadline, waits_for_nodes } = patience;
         let mut redirects = 0;
-        let (mut move_pause, mut away_pause) = (MOVE_PAUSE_MIN, AWAY_PAUSE_MIN);
+        let (mut move_pause, mut away_pause) = (MOVE_PAUSE_MIN, UNAVAILABLE_PAUSE_MIN);
         let mut asking_at = None;
         let mut away: Option<(u64, NodeError)> = None;
         loop {
@@ -175,15 +176,15 @@ impl Router {
                     let longer = (move_pause * 2).min(MOVE_PAUSE_MAX);
                     mem::replace(&mut move_pause, longer)
                 }
-                Redirect::Away if !waits_for_nodes => Duration::ZERO,
-                Redirect::Away => {
-                    let longer = (away_pause * 2).min(AWAY_PAUSE_MAX);
+                Redirect::Unavailable if !waits_for_nodes => Duration::ZERO,
+                Redirect::Unavailable => {
+                    let longer = (away_pause * 2).min(UNAVAILABLE_PAUSE_MAX);
                     mem::replace(&mut away_pause, longer)
                 }
             };
             match redirect {
                 Redirect::Ask(name) => asking_at = Some(name),
-                Redirect::Away => away = Some((part.number, failure.clone())),
+                Redirect::Unavailable => away = Some((part.number, failure.clone())),
                 _ => {}
             }
             let next = clock::now().saturating_add(pause);
@@ -236,8 +237,8 @@ impl Router {
                     self.on_new_map();
                 }
             }
-            Redirect::Away => {
-                self.on_away(part);
+            Redirect::Unavailable => {
+                self.on_unavailable(part);
             }
             Redirect::Ask(_) | Redirect::Wait | Redirect::None => {}
         }
@@ -245,7 +246,7 @@ impl Router {
     }
 
     /// Records that a node does not serve requests now.
-    pub(super) fn on_away(&self, part: &Part) {
+    pub(super) fn on_unavailable(&self, part: &Part) {
         part.note_failure();
         self.state.lock().is_stale = true;
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AllAnswer, AllRequest, Backend, CleanupLimits, FailedAdoption,
+        AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllRequest, Backend, CleanupLimits,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
         RenewalLimits, RenewalReport, ReportedIds, ResidueCleaner, StreamError,
         error::{BackendError, NodeError},
@@ -156,12 +156,7 @@ impl Backend for MemoryBackend {
         acquire_all_on_one_server(request, |all, until| self.server.exchange(all, until))
     }
 
-    fn adopt(
-        &self,
-        former: &LockId,
-        claim: &Claim,
-        deadline: Moment,
-    ) -> Result<Passed, Box<FailedAdoption>> {
+    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             self.server.exchange(request, until)
         })

@@ -40,9 +40,9 @@ pub enum Script {
     /// Describes locks.
     Describe,
     /// Asks for a read lock, a write lock, or permits.
-    AcquireShared,
+    AcquireGroup,
     /// Releases one of these.
-    ReleaseShared,
+    ReleaseGroup,
     /// Renews members of groups.
     RenewMembers,
     /// Turns a write lock into a read lock.
@@ -65,8 +65,8 @@ impl Script {
         Script::Renew,
         Script::Inspect,
         Script::Describe,
-        Script::AcquireShared,
-        Script::ReleaseShared,
+        Script::AcquireGroup,
+        Script::ReleaseGroup,
         Script::RenewMembers,
         Script::Downgrade,
         Script::ListMembers,
@@ -82,8 +82,8 @@ impl Script {
             Script::Renew => &mutex::RENEW,
             Script::Inspect => &mutex::INSPECT,
             Script::Describe => &list_requests::DESCRIBE,
-            Script::AcquireShared => &group_kind::ACQUIRE,
-            Script::ReleaseShared => &group_kind::RELEASE,
+            Script::AcquireGroup => &group_kind::ACQUIRE,
+            Script::ReleaseGroup => &group_kind::RELEASE,
             Script::RenewMembers => &group_kind::RENEW,
             Script::Downgrade => &group_kind::DOWNGRADE,
             Script::ListMembers => &group_kind::LIST,
@@ -127,8 +127,8 @@ impl Script {
             Script::Renew => call.renew(),
             Script::Inspect => call.inspect(),
             Script::Describe => call.describe_locks(),
-            Script::AcquireShared => GroupCall::new(call).acquire(),
-            Script::ReleaseShared => GroupCall::new(call).release(),
+            Script::AcquireGroup => GroupCall::new(call).acquire(),
+            Script::ReleaseGroup => GroupCall::new(call).release(),
             Script::RenewMembers => call.renew_members(),
             Script::Downgrade => GroupCall::new(call).downgrade(),
             Script::ListMembers => call.list_members(),

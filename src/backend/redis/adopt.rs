@@ -5,7 +5,7 @@ use super::{
     requests_and_replies::{Adopt, AdoptReply},
 };
 use crate::{
-    backend::{FailedAdoption, Passed, error::BackendError},
+    backend::{AdoptReport, Passed, error::BackendError},
     core::{
         claim::{Claim, Grant, Residue},
         id::LockId,
@@ -23,7 +23,7 @@ pub(crate) fn adopt_on_one_server(
     claim: &Claim,
     deadline: Moment,
     mut ask: impl FnMut(&Adopt<'_>, Moment) -> Result<Exchange<AdoptReply>, NodeError>,
-) -> Result<Passed, Box<FailedAdoption>> {
+) -> AdoptReport {
     let request = Adopt { former: former.as_str(), claim };
     let now = clock::now();
     let halfway = now.saturating_add(deadline.duration_since(now) / 2);
@@ -39,20 +39,23 @@ pub(crate) fn adopt_on_one_server(
         result = ask(&request, deadline);
         may_hold |= is_unknown(&result);
     }
-    let error = match result {
+    let result = match result {
         Ok(Exchange { sent, reply: AdoptReply::Held { token, .. } }) => {
-            let deadline = deadline_from_sent(sent, claim.ttl);
-            return Ok(Passed::To(Grant::of_one_server(token, deadline, broken_until)));
+            let valid_until = deadline_from_sent(sent, claim.ttl);
+            Ok(Passed::To(Grant::of_one_server(token, valid_until, broken_until)))
         }
-        Ok(Exchange { reply: AdoptReply::Gone, .. }) => return Ok(Passed::Lost(LockLost::Gone)),
+        Ok(Exchange { reply: AdoptReply::Gone, .. }) => Ok(Passed::Lost(LockLost::Gone)),
         Ok(Exchange { reply: AdoptReply::HeldByOther(by), .. }) => {
-            return Ok(Passed::Lost(LockLost::Taken { by }));
+            Ok(Passed::Lost(LockLost::Taken { by }))
         }
         Ok(Exchange { reply: AdoptReply::Expired { .. }, .. }) => {
-            NodeError::outcome_unknown(NodeErrorKind::TimedOut)
+            Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
         }
-        Err(error) => error,
+        Err(error) => Err(error),
     };
-    let residue = may_hold.then(|| Residue::new(NodeSet::single(0), "", deadline));
-    Err(Box::new(FailedAdoption { error: BackendError::Node(error), residue }))
+    let is_left = may_hold && result.is_err();
+    AdoptReport {
+        result: result.map_err(BackendError::Node),
+        residue: is_left.then(|| Residue::new(NodeSet::single(0), "", deadline)),
+    }
 }

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AllAnswer, AllOutcome, AllRequest, Backend, FailedAdoption,
+        AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllOutcome, AllRequest, Backend,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
         ReportedIds, ResidueCleaner, StreamError, error::BackendError,
     },
@@ -232,12 +232,7 @@ impl Backend for RedisBackend {
         answer
     }
 
-    fn adopt(
-        &self,
-        former: &LockId,
-        claim: &Claim,
-        deadline: Moment,
-    ) -> Result<Passed, Box<FailedAdoption>> {
+    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Other, until)?;
             let adopted = exchange(&self.node, connections.only(), request, until)?;

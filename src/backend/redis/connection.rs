@@ -217,7 +217,7 @@ impl Connection {
     }
 
     /// The server behind the new socket is known to have these scripts.
-    pub(crate) fn set_loaded_scripts(&mut self, scripts: u16) {
+    pub(crate) fn set_loaded_scripts(&mut self, scripts: u32) {
         if let Some(link) = &mut self.link {
             link.loaded_scripts = scripts;
         }
@@ -225,7 +225,7 @@ impl Connection {
 
     /// Whether the source of the script has been sent over this socket before. Records that it has
     /// been now.
-    pub(crate) fn mark_script_loaded(&mut self, script: u16) -> bool {
+    pub(crate) fn mark_script_loaded(&mut self, script: u32) -> bool {
         let Some(link) = &mut self.link else { return false };
         let loaded = link.loaded_scripts & script != 0;
         link.loaded_scripts |= script;

@@ -47,7 +47,7 @@ pub(super) struct FramedSocket {
     pub(super) late_readers: VecDeque<Option<LateReader>>,
     pub(super) acks: AckTracker,
     /// Scripts whose full text was sent, as a bit mask.
-    pub(super) loaded_scripts: u16,
+    pub(super) loaded_scripts: u32,
     /// Whether the first bytes received look like TLS; `None` before the first byte.
     tls: Option<bool>,
     /// The first bytes received, if no Redis server sends them.

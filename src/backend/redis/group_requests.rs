@@ -1,4 +1,4 @@
-//! What one server is asked about groups, beside acquiring, renewing and releasing.
+//! Requests to one server about groups, besides acquiring, renewing and releasing.
 
 use super::{
     Exchange, NodeError,

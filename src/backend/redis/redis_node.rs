@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU16, AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -72,7 +72,7 @@ pub(crate) struct RedisNode {
     server_epoch: AtomicU64,
     /// Scripts that the server has run, as a bit mask. New connections need not send their text,
     /// which may not get through.
-    known_scripts: AtomicU16,
+    known_scripts: AtomicU32,
     /// Connection that was established after its caller had stopped waiting; for the next caller.
     spare: Mutex<Option<Connection>>,
 }
@@ -100,7 +100,7 @@ impl RedisNode {
             decides_alone: true,
             has_quarantine: !quarantine.is_zero(),
             server_epoch: AtomicU64::new(0),
-            known_scripts: AtomicU16::new(0),
+            known_scripts: AtomicU32::new(0),
             spare: Mutex::new(None),
         }
     }

@@ -99,7 +99,7 @@ impl Request for Wait {
     }
 
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
-        // Zero would mean to wait for ever.
+        // Zero would wait forever.
         let within_ms = self.0.within.as_millis().max(1).to_string();
         write_command(out, &[b"WAIT", self.0.count.to_string().as_bytes(), within_ms.as_bytes()]);
     }

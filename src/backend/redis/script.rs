@@ -11,7 +11,7 @@ use crate::backend::error::{NodeError, NodeErrorKind};
 #[derive(Debug)]
 pub(crate) struct Script {
     /// Bit of this script in a set of scripts.
-    pub(crate) mask: u16,
+    pub(crate) mask: u32,
     source: &'static str,
     hash: OnceLock<String>,
     /// The same script for a cluster with sharded channels.
@@ -82,7 +82,7 @@ pub(crate) trait Request {
 }
 
 impl Script {
-    pub(super) const fn new(mask: u16, source: &'static str) -> Script {
+    pub(super) const fn new(mask: u32, source: &'static str) -> Script {
         Script { mask, source, hash: OnceLock::new(), sharded: OnceLock::new() }
     }
 

@@ -106,7 +106,7 @@ enum FailureKind {
     Passing,
     /// Asking again does not help.
     Lasting,
-    /// Neither does it here: a secure connection is not possible.
+    /// A secure connection is not possible. Asking again does not help here either.
     Tls,
 }
 

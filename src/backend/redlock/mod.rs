@@ -305,7 +305,9 @@ impl Backend for Redlock {
             ),
             // Of each two quorums, one node decides: it keeps the lock for readers, or for a
             // writer, or for the only permit.
-            Feature::Kind(_) => None,
+            Feature::Kind(
+                LockKind::Mutex | LockKind::Read | LockKind::Write | LockKind::Permits { .. },
+            ) => None,
             other => other.refusal_of_mutexes_only(),
         }
     }

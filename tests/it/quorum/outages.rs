@@ -64,7 +64,7 @@ fn call_to_a_dead_server_ends_at_its_wait() {
     assert!(error.is_unavailable() && error.to_string().contains("refused"), "{error}");
 }
 
-/// Calls fail in microseconds while the server is away, so a thousand of them fit into a few
+/// Calls fail in microseconds while the server is unreachable, so a thousand of them fit into a few
 /// probes. `breaks` makes the server go away, `mends` brings it back.
 fn expect_to_fail_fast(why: &str, breaks: fn(&RedisServer), mends: fn(&RedisServer)) {
     let server = RedisServer::start();
@@ -145,8 +145,9 @@ impl Backend {
     }
 }
 
-/// Goal: while the nodes are away, the threads of a backend stay free for what needs no lock, and
-/// the nodes are hardly asked. Method: proxies reset each request to the nodes, and count them.
+/// Goal: while the nodes are unreachable, the threads of a backend stay free for what needs no
+/// lock, and the nodes are hardly asked. Method: proxies reset each request to the nodes, and count
+/// them.
 ///
 /// Fault: N147
 /// Promise: P6

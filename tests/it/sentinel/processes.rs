@@ -208,7 +208,7 @@ fn killed_master_costs_no_exclusion_and_no_waiter() {
     run(Fault::Kill);
 }
 
-/// It refuses nothing, so that only its silence shows that it is away.
+/// It refuses nothing, so that only its silence shows that it is unreachable.
 ///
 /// Fault: N149
 #[test]

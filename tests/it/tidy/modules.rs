@@ -1,6 +1,9 @@
 //! The structure of the sources: layers, no circles between files, and pure files.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 use super::source::{code, files, library, text};
 
@@ -320,6 +323,19 @@ fn modules_use_only_lower_layers() {
         wrong.extend(used.iter().filter(upward).map(|used| format!("{file} uses {used}")));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The table under "Layers" names the same modules, in the same order.
+#[test]
+fn architecture_document_lists_the_layers() {
+    let page = fs::read_to_string("docs/architecture.md").unwrap();
+    let (_, section) = page.split_once("### Layers\n").unwrap();
+    let rows = section.lines().skip_while(|line| !line.starts_with("|--")).skip(1);
+    let table: Vec<&str> = rows.take_while(|line| line.starts_with('|')).collect();
+    let listed: Vec<&str> =
+        table.iter().flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    // `verify` is for tests only.
+    assert_eq!(listed, LAYERS[1..].concat());
 }
 
 /// What knows nodes, votes and replies is in the backends. The others know backends only through

@@ -41,12 +41,27 @@ fn even_number_of_nodes_is_a_warning() {
 #[test]
 fn nodes_that_are_away_are_counted() {
     for (nodes, away, level, says) in [
-        (2, 1, Level::Problem, "1 of 2 nodes is away, so no lock can be acquired: 2 are needed"),
-        (3, 1, Level::Warning, "1 of 3 nodes is away: none of the others may fail"),
-        (3, 2, Level::Problem, "2 of 3 nodes are away, so no lock can be acquired: 2 are needed"),
-        (4, 1, Level::Warning, "1 of 4 nodes is away: none of the others may fail"),
-        (5, 1, Level::Warning, "1 of 5 nodes is away: 1 more may fail"),
-        (5, 3, Level::Problem, "3 of 5 nodes are away, so no lock can be acquired: 3 are needed"),
+        (
+            2,
+            1,
+            Level::Problem,
+            "1 of 2 nodes is unreachable, so no lock can be acquired: 2 are needed",
+        ),
+        (3, 1, Level::Warning, "1 of 3 nodes is unreachable: none of the others may fail"),
+        (
+            3,
+            2,
+            Level::Problem,
+            "2 of 3 nodes are unreachable, so no lock can be acquired: 2 are needed",
+        ),
+        (4, 1, Level::Warning, "1 of 4 nodes is unreachable: none of the others may fail"),
+        (5, 1, Level::Warning, "1 of 5 nodes is unreachable: 1 more may fail"),
+        (
+            5,
+            3,
+            Level::Problem,
+            "3 of 5 nodes are unreachable, so no lock can be acquired: 3 are needed",
+        ),
     ] {
         let mut facts = facts(&["a:1", "b:1", "c:1", "d:1", "e:1"][..nodes]);
         for (number, node) in facts.nodes.iter_mut().take(away).enumerate() {

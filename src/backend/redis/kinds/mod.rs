@@ -39,14 +39,16 @@ impl Request for OfKind<Acquire<'_>> {
     fn script(&self) -> Option<&'static Script> {
         match self.kind {
             LockKind::Mutex => self.request.script(),
-            _ => Some(&group::ACQUIRE),
+            LockKind::Read | LockKind::Write | LockKind::Permits { .. } => Some(&group::ACQUIRE),
         }
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
         match self.kind {
             LockKind::Mutex => self.request.encode(by, nonce, not_after_us, out),
-            kind => group::write_acquire(&self.request, kind, by, nonce, not_after_us, out),
+            kind @ (LockKind::Read | LockKind::Write | LockKind::Permits { .. }) => {
+                group::write_acquire(&self.request, kind, by, nonce, not_after_us, out)
+            }
         }
     }
 
@@ -73,14 +75,16 @@ impl Request for OfKind<Release<'_>> {
     fn script(&self) -> Option<&'static Script> {
         match self.kind {
             LockKind::Mutex => self.request.script(),
-            _ => Some(&group::RELEASE),
+            LockKind::Read | LockKind::Write | LockKind::Permits { .. } => Some(&group::RELEASE),
         }
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
         match self.kind {
             LockKind::Mutex => self.request.encode(by, nonce, not_after_us, out),
-            kind => group::write_release(&self.request, kind, by, nonce, not_after_us, out),
+            kind @ (LockKind::Read | LockKind::Write | LockKind::Permits { .. }) => {
+                group::write_release(&self.request, kind, by, nonce, not_after_us, out)
+            }
         }
     }
 
