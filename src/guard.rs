@@ -338,8 +338,13 @@ impl LockGuard {
     pub(crate) fn downgrade(mut self) -> Result<LockGuard> {
         self.ensure_held()?;
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
-        let held = manager.manager()?.downgrade(held)?;
-        Ok(LockGuard::new(held, manager))
+        let started = clock::now();
+        // Also after a shutdown: otherwise nobody would release the lock.
+        let inner = manager.manager_unless_forked().ok_or(LockError::Forked)?;
+        match inner.downgrade(held) {
+            Ok(held) => Ok(LockGuard::new(held, manager)),
+            Err(error) => maybe_shut_down(manager, started, Err(error)),
+        }
     }
 
     /// Returns `None` if there is nothing to release.
@@ -389,12 +394,21 @@ fn release_and_maybe_shut_down<T>(
     let timeout = inner.operation_timeout();
     let release_timeout = if Arc::strong_count(&manager) == 1 { timeout / 2 } else { timeout };
     let released = release(inner, release_timeout);
+    Some(maybe_shut_down(manager, started, released))
+}
+
+/// Shuts the manager down if this was its last guard, within one operation timeout after `started`.
+fn maybe_shut_down<T>(
+    manager: Arc<ManagerHandle>,
+    started: Moment,
+    result: Result<T>,
+) -> Result<T> {
+    let timeout =
+        manager.manager_unless_forked().map_or(Duration::ZERO, Manager::operation_timeout);
     // If several guards are dropped at once, only now is it certain which one is the last.
-    if let Some(manager) = Arc::into_inner(manager) {
-        manager.shut_down_within(started.saturating_add(timeout).duration_since(clock::now()));
-        return Some(released.map_err(without_retries));
-    }
-    Some(released)
+    let Some(manager) = Arc::into_inner(manager) else { return result };
+    manager.shut_down_within(started.saturating_add(timeout).duration_since(clock::now()));
+    result.map_err(without_retries)
 }
 
 // A panic cannot leave a guard in a broken state: no mutex inside is held while user code runs.

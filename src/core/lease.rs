@@ -179,11 +179,12 @@ impl Lease {
     }
 
     /// Whether a renewal at `now` should also extend the expiry of the token key: no renewal has
-    /// been confirmed yet in the current interval of the hold.
+    /// been confirmed yet in the current interval of the hold, or the lock may be kept for longer
+    /// than at first.
     pub(crate) fn should_refresh_token(&self, now: Moment) -> bool {
         let confirmed = self.deadline().saturating_sub(self.ttl());
         let interval_of = |at| self.held_for(at).as_secs() / TOKEN_REFRESH_INTERVAL.as_secs();
-        interval_of(now) > interval_of(confirmed)
+        self.may_be_kept_longer() || interval_of(now) > interval_of(confirmed)
     }
 
     /// Nodes that may hold the lock.

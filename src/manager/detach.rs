@@ -26,6 +26,9 @@ impl Manager {
                           without hold_at_least";
             return Err(LockError::InvalidOptions { reason: reason.into() });
         }
+        // A copy of the request that acquired the lock can still be applied. It would acquire the
+        // lock again once the successor has released it.
+        clock::sleep_until(lease.in_flight.until());
         self.renew(lease, registration)
     }
 

@@ -97,6 +97,18 @@ impl Manager {
         span.end(if was_lost { "lost" } else { "released" });
     }
 
+    /// Reports the end of a lease whose release is not confirmed.
+    fn report_unconfirmed(&self, ended: EndedLock) {
+        let EndedLock { lease, span, was_held, held_for, .. } = ended;
+        report_loss(&self.observer, &lease);
+        if was_held {
+            let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
+            let event = ReleasedEvent { lock, id, token, held: held_for, confirmed: false };
+            self.observer.released(event);
+        }
+        span.end(if was_held { "released" } else { "lost" });
+    }
+
     /// Reports the end of a lease that was valid until its release. Returns whether the outcome
     /// shows that the lock was already lost on the server.
     pub(super) fn report_release(
@@ -127,28 +139,22 @@ impl Manager {
         if !self.backend.releases_in_background() || !held.lease.is_held(clock::now()) {
             return self.release_on_drop(held, timeout);
         }
-        let held = match self.hand_over(held) {
-            Err(held) => held,
-            Ok(ended) => {
-                self.report_ended(ended, &Ok(Released::Released));
-                return Ok(());
-            }
-        };
-        let HeldLock { lease, registration, span, .. } = held;
-        let was_held = lease.end(LeaseEnd::Released);
-        drop(registration);
-        report_loss(&self.observer, &lease);
-        if !was_held {
-            span.end("lost");
+        let ended = self.end(held);
+        if let Some(outcome) = ended.outcome() {
+            self.report_ended(ended, &outcome);
             return Ok(());
         }
-        let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
-        let held = lease.held_for(clock::now());
-        if let Err(residue) = self.observer.shield(|| self.cleaner.release_later(&lease)) {
+        let lease = &ended.lease;
+        let left = if ended.was_held {
+            self.observer.shield(|| self.cleaner.release_later(lease))
+        } else {
+            // It was lost since the first look.
+            self.observer.shield(|| self.cleaner.clean_up_lease(lease))
+        };
+        if let Err(residue) = left {
             self.clean_up_now(&lease.longest_claim(), &residue, timeout);
         }
-        self.observer.released(ReleasedEvent { lock, id, token, held, confirmed: false });
-        span.end("released");
+        self.report_unconfirmed(ended);
         Ok(())
     }
 

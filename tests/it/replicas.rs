@@ -123,6 +123,26 @@ fn renewal_that_no_replica_has_does_not_extend_the_lease() {
     replica.cont();
 }
 
+/// The replica would keep the lock for a writer, until the expiry that the writer had.
+///
+/// Fault: N168
+/// Promise: P1
+#[test]
+fn reader_needs_the_replicas_that_its_write_lock_had() {
+    let (server, replica) = (RedisServer::start(), RedisServer::start());
+    follow(&replica, &server);
+    let within = Duration::from_millis(100);
+    let mgr = RedisMgr::new(config_medium_timeout(server.url()).replicas(1, within)).unwrap();
+    let lock = mgr.rw_lock("x").unwrap();
+    lock.write().unwrap().downgrade().unwrap().release().unwrap().unwrap_released();
+    let writer = lock.write().unwrap();
+    replica.stop();
+    let error = writer.downgrade().unwrap_err();
+    assert!(error.to_string().contains("only 0 of 1 replicas had the lock"), "{error}");
+    replica.cont();
+    await_gone(&server, LOCK);
+}
+
 /// The new master lacks the lock. Nobody gets it there while its former holder may rely on it.
 ///
 /// Fault: N169
@@ -138,11 +158,18 @@ fn new_master_grants_nothing_during_the_quarantine() {
     let [holder, other] = [0, 1].map(|_| RedisMgr::new(config()).unwrap());
     let guard = holder.lock("x").unwrap();
     drop(other.lock("y").unwrap());
+    let detached = holder.lock("d").unwrap().detach().unwrap();
+    // The former master may have passed it on already, without a replica hearing of it.
+    new.cli(&["REPLICAOF", "NO", "ONE"]);
+    new.cli(&["SET", "lock:d", detached.id().as_str(), "PX", "600000"]);
+    new.cli(&["REPLICAOF", "127.0.0.1", "1"]);
     server.kill();
     promote(&new);
     proxy.lead_to(new.addr());
     let error = other.try_lock_for("x", SECOND).unwrap_err();
     let reason = "it may have lost locks in a restart or a failover, and grants none for ";
+    assert!(error.to_string().contains(reason), "{error}");
+    let error = other.adopt(&detached).unwrap_err();
     assert!(error.to_string().contains(reason), "{error}");
     let next = other.lock("x").unwrap();
     assert!(matches!(guard.ensure_held(), Err(LockError::Lost { .. })));

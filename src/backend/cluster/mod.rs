@@ -30,7 +30,8 @@ use crate::{
         ReportedIds, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
-            Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request, Urgency, Yielding,
+            Connection, Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request,
+            Urgency, Yielding,
             acquire_all::acquire_all_on_one_server,
             adopt::adopt_on_one_server,
             ask_for_lock,
@@ -220,9 +221,10 @@ impl Backend for ClusterBackend {
             let followed = self.router.follow(slot_of(&claim.key)?, patience, |part, is_asking| {
                 let mut connections = part.pool.get(Urgency::Other, until)?;
                 let connection = connections.only();
-                let adopted = self.router.ask_over(part, connection, request, is_asking, until)?;
-                self.router.replicas().confirm(&part.node, connection, until)?;
-                Ok(adopted)
+                let ask = |connection: &mut Connection| {
+                    self.router.ask_over(part, connection, request, is_asking, until)
+                };
+                ask_for_lock(&part.node, connection, self.router.replicas(), until, ask)
             });
             followed.map(|(_, exchange)| exchange)
         })
@@ -234,7 +236,11 @@ impl Backend for ClusterBackend {
             let slot = slot_of(&lease.claim.key)?;
             let followed = self.router.follow(slot, patience, |part, is_asking| {
                 let mut connections = part.pool.get(Urgency::Release, until)?;
-                self.router.ask_over(part, connections.only(), request, is_asking, until)
+                let connection = connections.only();
+                let downgraded =
+                    self.router.ask_over(part, connection, request, is_asking, until)?;
+                self.router.replicas().confirm(&part.node, connection, until)?;
+                Ok(downgraded)
             });
             followed.map(|(_, exchange)| exchange)
         })

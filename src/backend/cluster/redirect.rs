@@ -1,9 +1,14 @@
 //! `Redirect`: what an error of a node says about where to ask, and when. Pure.
 
+use std::io;
+
 use crate::backend::{
     discovery::ServerName,
     error::{NodeError, NodeErrorKind},
 };
+
+/// What to do if slots are not served.
+pub(super) const SEE_DOCTOR: &str = "; distlock doctor shows which slots no node serves";
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
@@ -53,6 +58,22 @@ fn parse(message: &str, asked: &ServerName) -> Option<(u16, ServerName)> {
     let host = if host.is_empty() { &asked.host } else { host };
     let to = ServerName { host: host.to_owned(), port: port.parse().ok()? };
     (host != "?").then_some((slot.parse().ok()?, to))
+}
+
+/// The error of a request that no node served in its time. It may succeed later, unlike one that a
+/// single server refuses in this way.
+pub(super) fn passing(failure: NodeError) -> NodeError {
+    match &failure.kind {
+        NodeErrorKind::Refused { code, message }
+            if matches!(code.as_str(), "MOVED" | "ASK" | "CLUSTERDOWN") =>
+        {
+            let what_to_do = if code == "CLUSTERDOWN" { SEE_DOCTOR } else { "" };
+            NodeError::not_sent(io::Error::other(format!(
+                "it replied {code} {message}{what_to_do}"
+            )))
+        }
+        _ => failure,
+    }
 }
 
 #[cfg(test)]

@@ -14,13 +14,13 @@ use super::{
     cluster_node::Part,
     map::{NODES_MAX, SlotMap},
     map_request::map_of,
-    redirect::Redirect,
+    redirect::{Redirect, SEE_DOCTOR, passing},
 };
 use crate::{
     backend::{
         Wake,
         discovery::ServerName,
-        error::{NodeError, NodeErrorKind},
+        error::NodeError,
         redis::{
             Connection, ConnectionPool, Endpoint, Exchange, RedisNode, RedisSettings, Replicas,
             Request, Urgency, exchange, exchange_asking, requests_and_replies::InCluster,
@@ -46,8 +46,6 @@ const MOVE_PAUSE_MAX: Duration = Duration::from_millis(20);
 /// The same while a node is unreachable.
 const UNAVAILABLE_PAUSE_MIN: Duration = Duration::from_millis(20);
 const UNAVAILABLE_PAUSE_MAX: Duration = Duration::from_millis(200);
-/// What to do if slots are not served.
-const SEE_DOCTOR: &str = "; distlock doctor shows which slots no node serves";
 
 pub(super) struct Router {
     endpoint: Arc<Endpoint>,
@@ -72,6 +70,8 @@ struct State {
     /// A node that should serve a slot did not.
     is_stale: bool,
     is_refreshing: bool,
+    /// The result of the last question about the map.
+    last_refresh: Result<(), NodeError>,
     /// When the last question about the map ended, and when the map was last replaced.
     asked_at: Option<Moment>,
     is_known: bool,
@@ -99,6 +99,7 @@ impl Router {
             last_number: 0,
             is_stale: true,
             is_refreshing: false,
+            last_refresh: Ok(()),
             asked_at: None,
             is_known: false,
             is_closed: false,
@@ -353,10 +354,13 @@ impl Router {
     pub(super) fn refresh(&self, deadline: Moment) -> Result<(), NodeError> {
         let mut state = self.state.lock();
         if state.is_refreshing {
-            while state.is_refreshing && clock::now() < deadline {
+            while state.is_refreshing {
+                if clock::now() >= deadline {
+                    return Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
+                }
                 clock::park(&self.refreshed, &mut state, deadline);
             }
-            return Ok(());
+            return state.last_refresh.clone();
         }
         state.is_refreshing = true;
         let mut parts = state.parts.clone();
@@ -384,6 +388,7 @@ impl Router {
             (state.is_known, state.is_stale) = (true, false);
             self.is_sharded.store(is_sharded, Ordering::Release);
         });
+        state.last_refresh = result.clone();
         drop(state);
         self.on_new_map();
         clock::wake_all(&self.refreshed);
@@ -426,21 +431,5 @@ impl Router {
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Router").field("cluster", self.label()).finish_non_exhaustive()
-    }
-}
-
-/// The error of a request that no node served in its time. It may succeed later, unlike one that a
-/// single server refuses in this way.
-fn passing(failure: NodeError) -> NodeError {
-    match &failure.kind {
-        NodeErrorKind::Refused { code, message }
-            if matches!(code.as_str(), "MOVED" | "ASK" | "CLUSTERDOWN") =>
-        {
-            let what_to_do = if code == "CLUSTERDOWN" { SEE_DOCTOR } else { "" };
-            NodeError::not_sent(io::Error::other(format!(
-                "it replied {code} {message}{what_to_do}"
-            )))
-        }
-        _ => failure,
     }
 }

@@ -155,8 +155,7 @@ impl Call<'_> {
             {
                 let token_px = number(px).saturating_add(TOKEN_EXTRA_MS);
                 let Ok(token) = self.next_token(&now, token_px) else {
-                    self.db.push(queue, &waiter, true)?;
-                    return Ok(None);
+                    return self.put_back(&waiter);
                 };
                 if self.channels.publish(channel, &line(&[&token, &now, px, id])) > 0 {
                     self.db.set(lock, id, Some(number(px)))?;
@@ -165,7 +164,16 @@ impl Call<'_> {
                     }
                     return Ok(Some(id.to_vec()));
                 }
+            } else if queue_entry::is_of_group(&waiter) {
+                return self.put_back(&waiter);
             }
+        }
+        Ok(None)
+    }
+
+    fn put_back(&mut self, waiter: &[u8]) -> StoreResult<Option<Bytes>> {
+        if self.db.push(self.key(1), waiter, true)? == 1 {
+            self.db.pexpire(self.key(1), QUEUE_MS)?;
         }
         Ok(None)
     }

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Connection, ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Replicas, Urgency,
     exchange,
-    requests_and_replies::{Acquire, AcquireAllReply, AcquireMode, AcquireReply, OfKind},
+    requests_and_replies::{
+        Acquire, AcquireAllReply, AcquireMode, AcquireReply, AdoptReply, OfKind,
+    },
     yielding::Yielding,
 };
 use crate::{
@@ -95,6 +97,12 @@ impl AnswersClaim for AcquireReply {
 impl AnswersClaim for AcquireAllReply {
     fn is_grant(&self) -> bool {
         matches!(self, AcquireAllReply::Held { .. })
+    }
+}
+
+impl AnswersClaim for AdoptReply {
+    fn is_grant(&self) -> bool {
+        matches!(self, AdoptReply::Held { .. })
     }
 }
 

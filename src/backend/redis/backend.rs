@@ -235,16 +235,18 @@ impl Backend for RedisBackend {
     fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
         adopt_on_one_server(former, claim, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Other, until)?;
-            let adopted = exchange(&self.node, connections.only(), request, until)?;
-            self.replicas.confirm(&self.node, connections.only(), until)?;
-            Ok(adopted)
+            let ask =
+                |connection: &mut Connection| exchange(&self.node, connection, request, until);
+            ask_for_lock(&self.node, connections.only(), self.replicas, until, ask)
         })
     }
 
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
         downgrade_on_one_server(lease, deadline, |request, until| {
             let mut connections = self.pool.get(Urgency::Release, until)?;
-            exchange(&self.node, connections.only(), request, until)
+            let downgraded = exchange(&self.node, connections.only(), request, until)?;
+            self.replicas.confirm(&self.node, connections.only(), until)?;
+            Ok(downgraded)
         })
     }
 

@@ -121,7 +121,8 @@ fn debug_output_shows_key_and_end() {
 fn token_refreshed_once_per_interval() {
     let minutes = |minutes: u64| at(minutes * 60_000_000_000);
     let mut lease = lease(0);
-    lease.set_ttl(Duration::from_secs(60));
+    lease.claim.ttl = Duration::from_secs(60);
+    lease = Lease::new(lease.claim.clone(), lease.granted_until(NodeDeadlines::new(1)), at(0));
     lease.deadline = AtomicU64::new(minutes(1).as_nanos());
     assert!(!lease.should_refresh_token(at(1)));
     assert!(lease.update_deadline(minutes(15), at(2)));
@@ -132,6 +133,8 @@ fn token_refreshed_once_per_interval() {
     );
     assert!(lease.update_deadline(minutes(17), at(3)));
     assert!(!lease.should_refresh_token(minutes(17)) && lease.should_refresh_token(minutes(30)));
+    lease.set_ttl(Duration::from_secs(24 * 3600));
+    assert!(lease.should_refresh_token(minutes(17)), "the next renewal may be hours later");
 }
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 //! Nodes that die, hang or hand their slots to a replica.
 
 use super::*;
+use crate::helpers::config_short_timeout;
 
 /// Otherwise all nodes refuse everything while the slots of one are not served.
 fn partial_coverage(server: RedisServerBuilder) -> RedisServerBuilder {
@@ -113,4 +114,22 @@ fn node_that_hangs_delays_no_renewal_of_the_others() {
         assert!(guard.is_held(), "{} was lost", guard.name());
     }
     hanging.cont();
+}
+
+/// One thread asks for the map of the slots, and the others wait for its result.
+///
+/// Fault: N194
+#[test]
+fn no_thread_takes_an_unreachable_cluster_for_an_empty_one() {
+    let cluster = Cluster::start(3);
+    cluster.nodes.iter().for_each(RedisServer::stop);
+    let mgr = RedisMgr::new(config_short_timeout(cluster.url())).unwrap();
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| assert!(mgr.ping().unwrap_err().is_unavailable()));
+            threads.spawn(|| assert!(mgr.locks("*").unwrap_err().is_unavailable()));
+        }
+    });
+    cluster.nodes.iter().for_each(RedisServer::cont);
+    eventually("it replies", TEST_TIMEOUT, || mgr.ping().is_ok());
 }

@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use distlock::{ReadGuard, RedisMgr, RwLock};
+use distlock::{LockOptions, ReadGuard, RedisMgr, RwLock};
 
 use super::{LONG, Subject, await_waiters, spawn_waiter};
 use crate::{
@@ -21,6 +21,27 @@ fn spawn_reader(
 ) -> thread::JoinHandle<distlock::Result<ReadGuard>> {
     let here = lock.clone();
     spawn_waiter(mgr, lock.name(), waiters, move || here.try_read_for(LONG))
+}
+
+/// An operator does not know the kind of the lock. The readers acquire it when they poll.
+///
+/// Fault: N195
+/// Promise: P12
+#[test]
+fn forced_release_of_a_writer_passes_no_reader() {
+    for subject in Subject::all() {
+        let mgr = subject.manager();
+        let lock = mgr.rw_lock("r").unwrap();
+        let first = lock.write_with(&LockOptions::new().renew(false)).unwrap();
+        let readers = [spawn_reader(&mgr, &lock, 1), spawn_reader(&mgr, &lock, 2)];
+        let here = lock.clone();
+        let writer = spawn_waiter(&mgr, "r", 3, move || here.try_write_for(LONG));
+        assert!(mgr.release_lock("r", first.id().as_str()).unwrap());
+        let readers = readers.map(|reader| reader.join().unwrap().unwrap());
+        assert!(!writer.is_finished());
+        drop(readers);
+        assert!(writer.join().unwrap().unwrap().is_held());
+    }
 }
 
 /// Promise: P12

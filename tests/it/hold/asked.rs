@@ -58,6 +58,21 @@ fn asked_renewal_reaches_the_server() {
     }
 }
 
+/// Each of them may need a renewal of its own, because only one that is sent later counts.
+///
+/// Fault: N171
+#[test]
+fn threads_that_renew_one_lease_do_not_disturb_each_other() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &with_ttl(600 * SECOND)).unwrap();
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| (0..250).for_each(|_| guard.renew().unwrap()));
+        }
+    });
+}
+
 #[test]
 fn asked_renewal_of_a_lost_lock_returns_the_loss() {
     let server = RedisServer::start();

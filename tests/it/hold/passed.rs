@@ -6,7 +6,8 @@ use crate::{
     family::Subject,
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, config_long_timeouts, config_short_timeout,
-        expect_deadline_before_key_expiry, get, manager, pttl, server_behind_proxy, with_ttl,
+        expect_deadline_before_key_expiry, get, manager, pttl, server_behind_proxy, spawn_call,
+        with_ttl,
     },
     support::{Fault, RedisServer, contains},
 };
@@ -90,6 +91,27 @@ fn lock_that_nobody_adopts_expires() {
     server.advance(2 * SECOND);
     assert!(!mgr.is_locked("x").unwrap(), "and then no more");
     assert!(mgr.adopt(&detached).unwrap_err().is_lost());
+}
+
+/// The proxy holds back the first request for the lock and cuts its connection. The second request
+/// acquires the lock. The first one reaches the server only once the successor has released it.
+///
+/// Fault: N193
+#[test]
+fn late_request_after_a_detach_leaves_no_lock() {
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let late = proxy.on_request(contains(LOCK), Fault::HoldRequest);
+    let locking = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    late.wait_fired();
+    proxy.reset_all();
+    let detached = locking.join().unwrap().detach().unwrap();
+    manager(&server).adopt(&detached).unwrap().release().unwrap().unwrap_released();
+    let commands = server.monitor();
+    late.release();
+    assert!(commands.wait_for(detached.id().as_str()).contains(LOCK));
+    server.cli(&["ECHO", "all was recorded"]);
+    commands.wait_for("all was recorded");
+    assert_eq!(get(&server, LOCK), None);
 }
 
 /// Fault: N177

@@ -46,6 +46,12 @@ impl<'a> Entry<'a> {
     }
 }
 
+/// Whether a waiter for a place in a group has this entry, as `mutex/grant.lua` recognises it.
+pub(super) fn is_of_group(entry: &[u8]) -> bool {
+    let group = entry.strip_prefix(b"distlock:").and_then(|rest| split(rest, b'/'));
+    group.is_some_and(|(name, _)| !name.is_empty() && name.iter().all(u8::is_ascii_lowercase))
+}
+
 fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     let at = bytes.iter().position(|byte| *byte == at)?;
     Some((&bytes[..at], &bytes[at + 1..]))

@@ -74,11 +74,14 @@ pub(crate) fn expect_calls_in_time(condition: &str, url: &str) {
             assert!(reply.is_err(), "{condition}");
         });
         threads.spawn(|| {
-            let mgr = manager();
+            // Its first request gets half of that.
+            let timeout = 2 * TIMEOUT;
+            let config = config_long_timeouts(url).operation_timeout(timeout);
+            let mgr = RedisMgr::new(config).unwrap();
             let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
             eventually("it waits", TEST_TIMEOUT, || mgr.metrics().attempted() == 1);
-            let error = completes_within(TIMEOUT + SLACK, "a waiter", || {
-                completes_within(TIMEOUT + SLACK, &format!("shutdown ({condition})"), || {
+            let error = completes_within(timeout + SLACK, "a waiter", || {
+                completes_within(timeout + SLACK, &format!("shutdown ({condition})"), || {
                     mgr.shutdown()
                 });
                 waiting.join().unwrap()
