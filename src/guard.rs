@@ -298,6 +298,12 @@ impl LockGuard {
         self.lease.is_released_in_background
     }
 
+    /// Whether [`release_later`](Self::release_later) does not wait.
+    pub(crate) fn can_release_in_background(&self) -> bool {
+        let manager = self.manager.as_ref().and_then(|handle| handle.manager_unless_forked());
+        manager.is_some_and(Manager::releases_in_background)
+    }
+
     /// Has a loss reported to the channel of several guards. Call it before [`lost`](Self::lost).
     pub(crate) fn report_loss_to(&self, sender: &Sender<LockLost>, receiver: &Receiver<LockLost>) {
         self.lease.report_loss_to(sender, receiver);

@@ -121,16 +121,13 @@ impl MultiGuard {
     ///
     /// As for [`LockGuard::release`].
     pub fn release(mut self) -> Result<Released> {
-        self.end()
-    }
-
-    /// Releases all locks in the background. See [`LockGuard::release_later`].
-    pub fn release_later(mut self) {
-        release_each(std::mem::take(&mut self.guards));
-    }
-
-    fn end(&mut self) -> Result<Released> {
         LockGuard::release_all(std::mem::take(&mut self.guards))
+    }
+
+    /// Releases all locks in the background. See [`LockGuard::release_later`]. In a database, this
+    /// blocks like [`release`](Self::release).
+    pub fn release_later(mut self) {
+        release_later(std::mem::take(&mut self.guards));
     }
 }
 
@@ -147,7 +144,7 @@ fn acquire_in_order(
         match manager.acquire(name, &limit.apply(manager, options)) {
             Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
             Err(error) => {
-                release_each(guards);
+                release_later(guards);
                 return Err(limit.explain(manager, error));
             }
         }
@@ -155,9 +152,26 @@ fn acquire_in_order(
     Ok(guards)
 }
 
-/// In reverse, without waiting.
-fn release_each(guards: Vec<LockGuard>) {
-    guards.into_iter().rev().for_each(LockGuard::release_later);
+/// Releases locks without waiting, in reverse. In a database, where each release waits for its
+/// reply, releases all within one operation timeout.
+fn release_later(guards: Vec<LockGuard>) {
+    if guards.first().is_some_and(LockGuard::can_release_in_background) {
+        guards.into_iter().rev().for_each(LockGuard::release_later);
+    } else {
+        release_on_drop(guards);
+    }
+}
+
+/// Releases locks for a caller that does not need the outcome.
+fn release_on_drop(guards: Vec<LockGuard>) {
+    match LockGuard::release_all(guards) {
+        Ok(_) | Err(LockError::Forked | LockError::Shutdown) => {}
+        // Its message says whether the release is retried.
+        Err(error @ LockError::Unavailable { .. }) => log_safely!(warn, "{error}"),
+        Err(error) => {
+            log_safely!(warn, "will retry releasing several locks in the background: {error}");
+        }
+    }
 }
 
 /// Checks sorted names.
@@ -190,11 +204,11 @@ fn check(names: &[&str], options: &LockOptions) -> Result<()> {
 
 impl Drop for MultiGuard {
     fn drop(&mut self) {
-        if self.guards.first().is_some_and(LockGuard::is_released_in_background) {
-            return release_each(std::mem::take(&mut self.guards));
-        }
-        if let Err(error) = self.end() {
-            log_safely!(warn, "will retry releasing several locks in the background: {error}");
+        let guards = std::mem::take(&mut self.guards);
+        if guards.first().is_some_and(LockGuard::is_released_in_background) {
+            release_later(guards);
+        } else {
+            release_on_drop(guards);
         }
     }
 }

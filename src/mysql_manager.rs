@@ -115,7 +115,8 @@ impl MySqlMgr {
     }
 
     /// Acquires the locks of several names. As [`RedisMgr::lock_all`](crate::RedisMgr::lock_all).
-    /// Each uses a connection.
+    /// Each uses a connection. If the call fails, it releases the locks that it has acquired before
+    /// it returns, which takes at most one operation timeout.
     pub fn lock_all(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<MultiGuard> {
         self.lock_all_with(names, &LockOptions::new())
     }

@@ -132,6 +132,11 @@ impl Manager {
         true
     }
 
+    /// Whether [`release_later`](Self::release_later) does not wait.
+    pub(crate) fn releases_in_background(&self) -> bool {
+        self.backend.releases_in_background()
+    }
+
     /// Ends the lease, and has its lock released in the background. Where that is not possible,
     /// takes at most `timeout`.
     pub(crate) fn release_later(&self, held: HeldLock, timeout: Duration) -> Result<()> {

@@ -79,13 +79,22 @@ fn await_waits(server: &MySqlServer, count: usize) {
     });
 }
 
-/// Ends the connection that holds a lock.
-fn kill_holder(server: &MySqlServer, name: &str) {
-    let rows = server.execute(&format!(
+/// Ends the connection that holds a lock, and returns its number.
+fn kill_holder(server: &MySqlServer, name: &str) -> String {
+    let mut rows = server.execute(&format!(
         "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
          SELECT conn FROM distlock WHERE name = '{name}'"
     ));
-    server.execute(&format!("KILL {}", rows[0][0]));
+    let number = rows.remove(0).remove(0);
+    server.execute(&format!("KILL {number}"));
+    number
+}
+
+/// Waits until the server has forgotten a connection.
+#[track_caller]
+fn await_end_of(server: &MySqlServer, number: &str) {
+    let listed = format!("SELECT ID FROM information_schema.PROCESSLIST WHERE ID = {number}");
+    eventually("it is ended", TEST_TIMEOUT, || server.execute(&listed).is_empty());
 }
 
 /// Checks that a lock is free, or soon will be, although its lease is long.

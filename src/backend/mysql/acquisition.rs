@@ -74,7 +74,7 @@ impl<'a> MySqlAcquisition<'a> {
         let mut session = match self.session.take() {
             Some(session) => session,
             // All connections may hold locks, so a caller that does not wait fails at once.
-            None => self.database.locks.get(self.request.wait_deadline, self.deadline())?,
+            None => self.database.locks.get(self.request.wait_deadline, || self.deadline())?,
         };
         if self.left_waiting {
             // It would get the lock before us.

@@ -9,10 +9,10 @@ use super::{
     held::HeldSession,
     inspect,
     loss_watch::LossWatch,
-    outcome::{check, is_released, rows},
+    outcome::{check, is_no_connection, is_released, rows},
     renewals::MySqlRenewals,
     session::SessionSettings,
-    statement::kill,
+    statement::{UNUSED_MAX, kill},
 };
 use crate::{
     backend::{
@@ -76,7 +76,8 @@ impl MySqlBackend {
             .map_err(|error| self.lock_error(BackendError::Node(error), Action::CreateTable, None))
     }
 
-    /// Deletes the rows of locks that nobody has held for `age`. Returns their number.
+    /// Deletes the rows of locks that nobody has held for `age`. Returns their number. Ends with a
+    /// batch that is not full, because locks in use leave more such rows all the time.
     pub(crate) fn prune(&self, age: Duration) -> Result<u64> {
         let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2);
         let mut deleted = 0;
@@ -88,22 +89,19 @@ impl MySqlBackend {
                     )?;
                     let names: Vec<_> =
                         found.iter().filter_map(|row| row.first()?.as_deref()).collect();
-                    if names.is_empty() {
-                        check(&connection.query("COMMIT", deadline)?)?;
-                        return Ok(0);
-                    }
-                    check(
-                        &connection
-                            .query(&self.database.table.delete(names.iter().copied()), deadline)?,
-                    )?;
-                    Ok(names.len() as u64)
+                    let end = if names.is_empty() {
+                        "COMMIT".to_owned()
+                    } else {
+                        self.database.table.delete(names.iter().copied())
+                    };
+                    check(&connection.query(&end, deadline)?)?;
+                    Ok(names.len())
                 });
-            match batch {
-                Ok(0) => return Ok(deleted),
-                Ok(more) => deleted += more,
-                Err(error) => {
-                    return Err(self.lock_error(BackendError::Node(error), Action::Prune, None));
-                }
+            let batch = batch
+                .map_err(|error| self.lock_error(BackendError::Node(error), Action::Prune, None))?;
+            deleted += batch as u64;
+            if batch < UNUSED_MAX {
+                return Ok(deleted);
             }
         }
     }
@@ -167,7 +165,13 @@ impl MySqlBackend {
                         clock::sleep_until(clock::now().saturating_add(LOOK_PAUSE).min(deadline))
                     }
                     Ok(number) => {
-                        check(&connection.query(&kill(number), deadline)?)?;
+                        let ended = check(&connection.query(&kill(number), deadline)?);
+                        // Its holder may have ended it since the look, which has the same effect.
+                        if let Err(error) = ended
+                            && !is_no_connection(&error)
+                        {
+                            return Err(error);
+                        }
                         killed = true;
                     }
                     Err(_) if killed => return Ok(Released::Released),

@@ -9,6 +9,8 @@ use crate::backend::error::{NodeError, NodeErrorKind};
 pub(super) const READ_ONLY: &str = "READONLY";
 /// A wait for a row or a table has reached its limit.
 const LOCK_WAIT: u16 = 1205;
+/// There is no connection of this number.
+const NO_CONNECTION: u16 = 1094;
 
 /// Result of a request for the row of a lock.
 #[derive(Debug)]
@@ -109,6 +111,12 @@ pub(super) fn is_renewed(reply: &[StatementResult], connection: u64) -> Result<b
 pub(super) fn is_table_locked(error: &NodeError) -> bool {
     let NodeErrorKind::Refused { code, .. } = &error.kind else { return false };
     *code == LOCK_WAIT.to_string()
+}
+
+/// Whether there was no connection of this number to end.
+pub(super) fn is_no_connection(error: &NodeError) -> bool {
+    let NodeErrorKind::Refused { code, .. } = &error.kind else { return false };
+    *code == NO_CONNECTION.to_string()
 }
 
 /// Whether this value of the variable `read_only` allows writing. It is a number up to MariaDB 12.

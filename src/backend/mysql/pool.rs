@@ -52,11 +52,12 @@ impl SessionPool {
         SessionPool { settings, size, queue, idle: Mutex::new(Some(VecDeque::new())) }
     }
 
-    /// Waits for a place until `place_by`, and opens a session until `deadline` if none is idle.
+    /// Waits for a place until `place_by`, and opens a session if none is idle. The deadline for
+    /// that is asked for when there is a place, because the wait can be long.
     pub(super) fn get(
         &self,
         place_by: Moment,
-        deadline: Moment,
+        deadline: impl FnOnce() -> Moment,
     ) -> Result<PooledSession, NodeError> {
         let failed = |kind| NodeError { outcome_unknown: false, kind };
         let place = self.queue.enter(Urgency::Other, place_by).map_err(|reason| {
@@ -71,7 +72,7 @@ impl SessionPool {
                 return Ok(PooledSession { session, _place: place });
             }
         }
-        let session = Session::open(&self.settings, deadline)?;
+        let session = Session::open(&self.settings, deadline())?;
         Ok(PooledSession { session, _place: place })
     }
 

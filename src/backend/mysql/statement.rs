@@ -16,6 +16,8 @@ const TABLE_WAIT_S: u32 = 1;
 const LIMIT_MAX: Duration = Duration::from_millis(3_600_000_000);
 /// A statement limit of zero means none.
 const LIMIT_MIN: Duration = Duration::from_millis(1);
+/// Maximum number of unused rows that are deleted at once.
+pub(super) const UNUSED_MAX: usize = 1_000;
 
 /// Renews a lease: the server restarts its idle timeout with every request. A query and not a ping,
 /// which a proxy may answer itself.
@@ -176,11 +178,12 @@ impl Table {
         )
     }
 
-    /// Locks up to 1,000 rows of locks that nobody holds, and that nobody has held for `age_us`.
+    /// Locks up to [`UNUSED_MAX`] rows of locks that nobody holds, and that nobody has held for
+    /// `age_us`.
     pub(super) fn select_unused(&self, age_us: u64) -> String {
         format!(
             "BEGIN;SELECT name FROM {} WHERE token+{age_us}<UNIX_TIMESTAMP(NOW(6))*1000000 \
-             LIMIT 1000 FOR UPDATE SKIP LOCKED",
+             LIMIT {UNUSED_MAX} FOR UPDATE SKIP LOCKED",
             self.0
         )
     }
@@ -195,14 +198,19 @@ impl Table {
 /// Settings of a new connection, and what it then reports: its id, the idle timeout as set, the
 /// version, whether the server is read-only, the engine of the table, and the variables of clusters
 /// with several primaries. The time zone is fixed because a local hour can repeat itself, and
-/// tokens follow the clock.
+/// tokens follow the clock. In a transaction, MariaDB would prefer its own limits for idle
+/// transactions to the idle timeout: a shorter one would end locks, and a longer one keep them.
 pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) -> String {
-    let no_statement_limit =
-        if is_mariadb { "max_statement_time=0" } else { "max_execution_time=0" };
+    let no_limits = if is_mariadb {
+        "max_statement_time=0,idle_transaction_timeout=0,idle_write_transaction_timeout=0,\
+         idle_readonly_transaction_timeout=0"
+    } else {
+        "max_execution_time=0"
+    };
     format!(
         "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\
          net_write_timeout={lease_seconds},innodb_lock_wait_timeout={NO_LIMIT_S},\
-         lock_wait_timeout={TABLE_WAIT_S},autocommit=1,time_zone='+00:00',{no_statement_limit};\
+         lock_wait_timeout={TABLE_WAIT_S},autocommit=1,time_zone='+00:00',{no_limits};\
          SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;\
          SELECT CONNECTION_ID(),@@session.wait_timeout,@@version,@@global.read_only;\
          {};\

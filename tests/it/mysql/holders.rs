@@ -5,13 +5,32 @@ use std::{thread, time::Duration};
 use distlock::{LockError, LockLost, LockOptions, MySqlMgr, Released};
 
 use super::{
-    LONG_TTL_MS, await_free, await_waits, config, is_mariadb, kill_holder, lock, manager,
-    on_each_server, spawn_locker,
+    LONG_TTL_MS, await_end_of, await_free, await_waits, config, create_table, is_mariadb,
+    kill_holder, lock, manager, on_each_server, spawn_locker,
 };
 use crate::{
     helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, expect_loss, spawn_call},
-    support::{TEST_TIMEOUT, Worker, eventually, mysql::prelude::Queryable},
+    support::{
+        Fault, FaultProxy, MySqlServer, MySqlServerBuilder, TEST_TIMEOUT, Worker, contains,
+        eventually, mysql::prelude::Queryable,
+    },
 };
+
+/// The limits that MariaDB has for transactions without a request.
+const IDLE_LIMITS: [&str; 3] = [
+    "--idle-transaction-timeout",
+    "--idle-write-transaction-timeout",
+    "--idle-readonly-transaction-timeout",
+];
+
+/// A MariaDB that limits the time of transactions without a request.
+fn server_with_idle_limits(seconds: u32) -> MySqlServer {
+    let builder = MySqlServer::builder();
+    let with_limit = |builder: MySqlServerBuilder, limit| builder.arg(format!("{limit}={seconds}"));
+    let server = IDLE_LIMITS.into_iter().fold(builder, with_limit).start();
+    create_table(&server);
+    server
+}
 
 /// Fault: N157
 /// Promise: P5
@@ -73,6 +92,32 @@ fn end_of_the_connection_is_noticed_without_a_renewal() {
     });
 }
 
+/// Fault: N157
+#[test]
+fn force_release_succeeds_if_the_holder_ends_meanwhile() {
+    on_each_server(|server| {
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let (mgr, operator) = (manager(server), MySqlMgr::new(config(proxy.url())).unwrap());
+        for by_id in [false, true] {
+            let guard = mgr.lock("x").unwrap();
+            let id = guard.id().to_string();
+            let kill = proxy.on_request(contains("KILL "), Fault::HoldRequest);
+            let forced = spawn_call(&operator, "x", move |operator, name| {
+                if by_id {
+                    operator.force_release_if(name, &id).unwrap() == Released::Released
+                } else {
+                    operator.force_release(name).unwrap()
+                }
+            });
+            kill.wait_fired();
+            await_end_of(server, &kill_holder(server, "x"));
+            kill.release();
+            assert!(forced.join().unwrap());
+            assert_eq!(expect_loss(&guard), LockLost::ConnectionLost);
+        }
+    });
+}
+
 /// A transaction that is rolled back takes its token with it.
 ///
 /// Fault: N157
@@ -94,6 +139,36 @@ fn tokens_rise_although_transactions_are_rolled_back() {
             }
         }
     });
+}
+
+/// Another transaction shows that the server ends those that are idle. The user has no privileges
+/// outside of its database.
+///
+/// Fault: N198
+/// Promise: P8
+#[test]
+fn server_that_ends_idle_transactions_ends_no_lock() {
+    let server = server_with_idle_limits(1);
+    let mgr = MySqlMgr::new(config(server.create_user("app", "secret"))).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    let mut idle = server.connect();
+    idle.query_drop("BEGIN; INSERT INTO distlock (name) VALUES ('y')").unwrap();
+    await_end_of(&server, &idle.connection_id().to_string());
+    assert!(guard.is_held());
+    guard.release().unwrap().unwrap_released();
+}
+
+/// Fault: N198
+/// Promise: P5
+#[test]
+fn server_that_keeps_idle_transactions_ends_a_lock_in_time() {
+    let server = server_with_idle_limits(600);
+    let proxy = FaultProxy::in_front_of_mysql(server.addr());
+    let cut_off = MySqlMgr::new(config(proxy.url()).ttl(3 * SECOND)).unwrap();
+    let guard = cut_off.lock("x").unwrap();
+    proxy.blackhole();
+    drop(await_free(&manager(&server), "x"));
+    assert_eq!(expect_loss(&guard), LockLost::Expired);
 }
 
 /// Promise: P8

@@ -1,13 +1,19 @@
 //! Limits and refusals: connections, privileges, and tables that are missing or of another kind.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use distlock::{LockError, MySqlMgr};
 
-use super::{await_waits, config, create_table, manager, on_each_server};
+use super::{await_waits, config, create_table, kill_holder, manager, on_each_server};
 use crate::{
     helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, spawn_call, timed},
-    support::{MySqlServer, TEST_TIMEOUT, eventually, mysql_servers},
+    support::{Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually, mysql_servers},
 };
 
 /// The code and the whole text of a refusal.
@@ -45,6 +51,35 @@ fn callers_wait_in_the_process_for_one_of_few_connections() {
         one.release().unwrap().unwrap_released();
         drop(completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap()));
         other.release().unwrap().unwrap_released();
+    });
+}
+
+/// Goal: a long wait for a place leaves time to connect. Method: the place comes without a
+/// connection, because the server has ended it. If the first caller could not use the place, the
+/// second one would get it.
+///
+/// Fault: N197
+/// Promise: P4
+#[test]
+fn caller_that_waited_long_for_a_place_can_connect() {
+    const TIMEOUT: Duration = SECOND.saturating_mul(5);
+    on_each_server(|server| {
+        let config = config(server.url()).operation_timeout(TIMEOUT).max_connections(1);
+        let mgr = MySqlMgr::new(config).unwrap();
+        let guard = mgr.lock("a").unwrap();
+        let first = spawn_call(&mgr, "b", |mgr, name| mgr.lock(name).unwrap());
+        eventually("it waits", TEST_TIMEOUT, || mgr.metrics().waiting() == 1);
+        // For longer than the time to connect.
+        let error = mgr.try_lock_for("c", TIMEOUT + SECOND).unwrap_err();
+        assert!(matches!(error, LockError::PoolExhausted { .. }), "{error:?}");
+        let second = spawn_call(&mgr, "c", |mgr, name| mgr.lock(name).unwrap());
+        eventually("both wait", TEST_TIMEOUT, || mgr.metrics().waiting() == 2);
+        kill_holder(server, "a");
+        eventually("the first one has its lock", TEST_TIMEOUT, || first.is_finished());
+        assert!(!second.is_finished());
+        first.join().unwrap().release().unwrap().unwrap_released();
+        second.join().unwrap().release().unwrap().unwrap_released();
+        drop(guard);
     });
 }
 
@@ -203,5 +238,34 @@ fn prune_spares_locks_that_are_held_or_waited_for() {
         // The server may not have noticed the end of that transaction yet.
         eventually("it is deleted", TEST_TIMEOUT, || mgr.prune(Duration::ZERO).unwrap() == 1);
         assert!(mgr.lock("x").unwrap().fencing_token() > token);
+    });
+}
+
+/// Each use of a lock leaves an unused row.
+///
+/// Fault: N158
+/// Promise: P6
+#[test]
+fn prune_ends_although_locks_are_used_meanwhile() {
+    const ROWS: u64 = 1_500;
+    on_each_server(|server| {
+        let rows: Vec<_> = (0..ROWS).map(|number| format!("('old{number}')")).collect();
+        server.execute(&format!("INSERT INTO distlock (name) VALUES {}", rows.join(",")));
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let (mgr, other) = (MySqlMgr::new(config(proxy.url())).unwrap(), manager(server));
+        let looks = Arc::new(AtomicU32::new(0));
+        let counted = looks.clone();
+        let is_look = contains("SKIP LOCKED");
+        let uses_a_lock = move |words: &[Vec<u8>]| {
+            // Not forever, so that a defect ends too.
+            if is_look(words) && counted.fetch_add(1, Ordering::AcqRel) < 10 {
+                other.lock("used").unwrap().release().unwrap().unwrap_released();
+            }
+            false
+        };
+        proxy.on_request(uses_a_lock, Fault::DropReply);
+        assert!(mgr.prune(Duration::ZERO).unwrap() >= ROWS);
+        assert_eq!(looks.load(Ordering::Acquire), 2, "a full batch, and the rest");
+        assert!(server.execute("SELECT name FROM distlock WHERE name LIKE 'old%'").is_empty());
     });
 }

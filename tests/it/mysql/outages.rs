@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use distlock::{LockError, LockLost, MySqlMgr, Released};
+use distlock::{CancelToken, LockError, LockLost, LockOptions, MultiGuard, MySqlMgr, Released};
 
 use super::{await_free, await_waits, config, is_mariadb, manager, on_each_server, waits};
 use crate::{
@@ -145,6 +145,54 @@ fn shutdown_does_not_wait_for_a_server_that_hangs() {
             drop(await_free(&other, &format!("x{number}")));
         }
     });
+}
+
+/// A release in a database waits for its reply, so each lock could cost an operation timeout.
+///
+/// Fault: N196
+/// Promise: P6
+#[test]
+fn failed_call_for_many_locks_waits_for_one_timeout_at_most() {
+    on_each_server(|server| {
+        let other = manager(server);
+        let mgr = MySqlMgr::new(config(server.url()).operation_timeout(3 * SECOND)).unwrap();
+        let guard = other.lock("z").unwrap();
+        let token = CancelToken::new();
+        let options = LockOptions::new().cancel(&token);
+        let waiting = thread::spawn(move || mgr.lock_all_with(many_names_and("z"), &options));
+        await_waits(server, 1);
+        server.stop();
+        token.cancel();
+        let waiting = completes_within(2 * CALL_LIMIT, "the call", || waiting.join().unwrap());
+        let error = waiting.unwrap_err();
+        assert!(error.is_cancelled(), "{error:?}");
+        server.cont();
+        guard.release().unwrap().unwrap_released();
+        many_names_and("z").iter().for_each(|name| drop(await_free(&other, name)));
+    });
+}
+
+/// Fault: N196
+/// Promise: P6
+#[test]
+fn background_release_of_many_locks_waits_for_one_timeout() {
+    on_each_server(|server| {
+        let other = manager(server);
+        let mgr = MySqlMgr::new(config(server.url()).operation_timeout(3 * SECOND)).unwrap();
+        let options = LockOptions::new().release_in_background(true);
+        for end in [MultiGuard::release_later, drop] {
+            let all = mgr.lock_all_with(many_names_and("z"), &options).unwrap();
+            server.stop();
+            completes_within(2 * CALL_LIMIT, "the release", || end(all));
+            server.cont();
+            many_names_and("z").iter().for_each(|name| drop(await_free(&other, name)));
+        }
+    });
+}
+
+/// 20 names, of which this is the last one.
+fn many_names_and(last: &str) -> Vec<String> {
+    (0..19).map(|number| format!("x{number:02}")).chain([last.to_owned()]).collect()
 }
 
 /// A server that hangs for less than the lease costs no lock.
