@@ -317,7 +317,7 @@ impl fmt::Display for LockError {
             LockError::PoolExhausted { action, name, server, pool_size } => write!(
                 f,
                 "could not {action} {} at {server}: {} in use; return them sooner, or raise \
-                 Config::pool_size",
+                 Config::pool_size (MySqlConfig::max_connections)",
                 Subject(name),
                 AllConnections(*pool_size)
             ),

@@ -17,7 +17,7 @@ use crate::{
     error::{LockError, Result},
     local::LocalHold,
     lock_info::Released,
-    manager::{HandedOver, HeldLock, Manager, ManagerHandle, without_retries},
+    manager::{HandedOver, HeldLock, Manager, ManagerHandle},
     observe::HoldSpan,
     renew::{Registration, RenewalPlan},
     sys::{
@@ -254,9 +254,7 @@ impl LockGuard {
     /// ```
     pub fn release_later(mut self) {
         let Some((held, manager)) = self.take_parts() else { return };
-        let released = release_and_maybe_shut_down(manager, |inner, timeout| {
-            inner.release_later(held, timeout)
-        });
+        let released = manager.release(|inner, timeout| inner.release_later(held, timeout));
         self.log_failed_release(released);
     }
 
@@ -284,8 +282,7 @@ impl LockGuard {
         let (registration, inner) = self.renewable()?;
         inner.prepare_detach(&self.lease, registration)?;
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
-        release_and_maybe_shut_down(manager, |inner, _| inner.detach(held))
-            .ok_or(LockError::Shutdown)?
+        manager.release(|inner, _| inner.detach(held)).ok_or(LockError::Shutdown)?
     }
 
     /// Whether the lock is held, and nothing but a release or a loss will end that.
@@ -324,8 +321,7 @@ impl LockGuard {
 
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
-        release_and_maybe_shut_down(manager, |inner, timeout| inner.release(held, timeout))
-            .ok_or(LockError::Shutdown)?
+        manager.release(|inner, timeout| inner.release(held, timeout)).ok_or(LockError::Shutdown)?
     }
 
     /// Releases the locks of several guards of one manager, the last one first. Returns the first
@@ -336,7 +332,8 @@ impl LockGuard {
         // Only the last one may be the last guard of the manager.
         let Some(manager) = managers.pop() else { return Ok(Released::Released) };
         drop(managers);
-        release_and_maybe_shut_down(manager, |inner, timeout| inner.release_all(held, timeout))
+        manager
+            .release(|inner, timeout| inner.release_all(held, timeout))
             .ok_or(LockError::Shutdown)?
     }
 
@@ -349,7 +346,7 @@ impl LockGuard {
         let inner = manager.manager_unless_forked().ok_or(LockError::Forked)?;
         match inner.downgrade(held) {
             Ok(held) => Ok(LockGuard::new(held, manager)),
-            Err(error) => maybe_shut_down(manager, started, Err(error)),
+            Err(error) => manager.maybe_shut_down(started, Err(error)),
         }
     }
 
@@ -370,9 +367,7 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         let Some((held, manager)) = self.take_parts() else { return };
-        let released = release_and_maybe_shut_down(manager, |inner, timeout| {
-            inner.release_on_drop(held, timeout)
-        });
+        let released = manager.release(|inner, timeout| inner.release_on_drop(held, timeout));
         self.log_failed_release(released);
         match self.lease.reported_loss(clock::now()) {
             // The program has ended its locks itself.
@@ -386,35 +381,6 @@ impl Drop for LockGuard {
             ),
         }
     }
-}
-
-/// Releases a lock within one operation timeout. The last guard of a manager also shuts the manager
-/// down, and reserves half of the time for that. Returns `None` if the manager was shut down
-/// before.
-fn release_and_maybe_shut_down<T>(
-    manager: Arc<ManagerHandle>,
-    release: impl FnOnce(&Manager, Duration) -> Result<T>,
-) -> Option<Result<T>> {
-    let started = clock::now();
-    let inner = manager.manager_unless_forked()?;
-    let timeout = inner.operation_timeout();
-    let release_timeout = if Arc::strong_count(&manager) == 1 { timeout / 2 } else { timeout };
-    let released = release(inner, release_timeout);
-    Some(maybe_shut_down(manager, started, released))
-}
-
-/// Shuts the manager down if this was its last guard, within one operation timeout after `started`.
-fn maybe_shut_down<T>(
-    manager: Arc<ManagerHandle>,
-    started: Moment,
-    result: Result<T>,
-) -> Result<T> {
-    let timeout =
-        manager.manager_unless_forked().map_or(Duration::ZERO, Manager::operation_timeout);
-    // If several guards are dropped at once, only now is it certain which one is the last.
-    let Some(manager) = Arc::into_inner(manager) else { return result };
-    manager.shut_down_within(started.saturating_add(timeout).duration_since(clock::now()));
-    result.map_err(without_retries)
 }
 
 // A panic cannot leave a guard in a broken state: no mutex inside is held while user code runs.

@@ -20,7 +20,7 @@ use std::{
 };
 
 use self::by_id::LocksById;
-pub(crate) use self::{handle::ManagerHandle, handover::HandedOver, release::without_retries};
+pub(crate) use self::{handle::ManagerHandle, handover::HandedOver};
 use crate::{
     acquire::{Acquirer, Breaker},
     backend::{

@@ -139,9 +139,13 @@ fn acquire_in_order(
     options: &LockOptions,
 ) -> Result<Vec<LockGuard>> {
     let limit = manager.wait_limit(options);
+    // Before the first lock: calls that keep connections for their locks, while they wait for
+    // further connections, could wait for each other.
+    let places = manager.reserve(names.len(), options)?;
     let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
     for name in names {
-        match manager.acquire(name, &limit.apply(manager, options)) {
+        let options = limit.apply(manager, options);
+        match manager.acquire_one_of_several(name, &options, &places) {
             Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
             Err(error) => {
                 release_later(guards);

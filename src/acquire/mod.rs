@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use self::attempt::Attempt;
 pub(crate) use self::breaker::Breaker;
 use crate::{
-    backend::{AcquireRequest, AllAnswer, AllOutcome, AllRequest, Backend},
+    backend::{AcquireRequest, AllAnswer, AllOutcome, AllRequest, Backend, ReservedPlaces},
     core::{
         cancel::CancelToken,
         claim::{Claim, Grant, Residue},
@@ -50,6 +50,8 @@ pub(crate) struct WaitTerms<'a> {
     /// Maximum wait from then on; `None` for no limit.
     pub(crate) wait: Option<Duration>,
     pub(crate) cancel: Option<&'a CancelToken>,
+    /// What the call has reserved for several locks.
+    pub(crate) places: Option<&'a ReservedPlaces>,
     /// Without a limit of the wait, how long to go on while the servers are unavailable.
     pub(crate) outage_max: Duration,
     /// The lock must be granted for its whole ttl, and not for the claim window only.
@@ -85,7 +87,7 @@ impl Acquirer {
             let error = self.backend.lock_error(error, Action::Acquire, name);
             return Err(Box::new(NotAcquired { error, residue: None }));
         }
-        let WaitTerms { wait, cancel, .. } = terms;
+        let WaitTerms { wait, cancel, places, .. } = terms;
         let wait_deadline = wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait));
         let channel = self.backend.channel_for(self.listener.channel(), &claim.key);
         let request = AcquireRequest {
@@ -96,6 +98,7 @@ impl Acquirer {
             wait_deadline,
             call_deadline: wait_deadline.saturating_add(operation_timeout),
             cancel,
+            places,
         };
         let mut attempt = Attempt::new(self, request, terms, started);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))

@@ -42,6 +42,18 @@ pub(super) struct Place {
     queue: Arc<CheckoutQueue>,
 }
 
+/// Places for the locks that one call acquires one after the other.
+#[derive(Debug, Default)]
+#[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only databases reserve places"))]
+pub(crate) struct ReservedPlaces(Mutex<Vec<Place>>);
+
+impl ReservedPlaces {
+    #[cfg(feature = "mysql")]
+    pub(super) fn take(&self) -> Option<Place> {
+        self.0.lock().pop()
+    }
+}
+
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoPlace {
@@ -78,6 +90,20 @@ impl CheckoutQueue {
             state.free -= 1;
         }
         if state.is_closed { Err(NoPlace::Closed) } else { Ok(Place { queue: self.clone() }) }
+    }
+
+    /// Waits for several places until `deadline`. Two callers that had some of them each could wait
+    /// for each other, so only the one that has the only place of `turn` gathers them.
+    #[cfg(feature = "mysql")]
+    pub(super) fn enter_many(
+        self: &Arc<Self>,
+        turn: &Arc<CheckoutQueue>,
+        count: u32,
+        deadline: Moment,
+    ) -> Result<ReservedPlaces, NoPlace> {
+        let _turn = turn.enter(Urgency::Other, deadline)?;
+        let places = (0..count).map(|_| self.enter(Urgency::Other, deadline));
+        Ok(ReservedPlaces(Mutex::new(places.collect::<Result<_, _>>()?)))
     }
 
     /// Ends all waiting, now and later.

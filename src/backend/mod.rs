@@ -21,6 +21,7 @@ pub(crate) mod transport;
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 pub(crate) use self::acquire_all::{AllAnswer, AllOutcome, AllRequest};
+pub(crate) use self::checkout_queue::ReservedPlaces;
 use self::error::BackendError;
 pub(crate) use self::feature::Feature;
 pub(crate) use self::grant_stream::{
@@ -129,6 +130,16 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Maximum number of locks that this manager can hold, if it is limited by its connections.
+    fn locks_max(&self) -> Option<u32> {
+        None
+    }
+
+    /// Waits until `deadline` for what is needed to acquire this many locks one after the other.
+    fn reserve(&self, _locks: u32, _deadline: Moment) -> Result<ReservedPlaces, BackendError> {
+        Ok(ReservedPlaces::default())
+    }
+
     /// Acquires several mutexes in one request, all or none.
     fn acquire_all(&self, _: AllRequest<'_>) -> AllAnswer {
         AllAnswer::unsupported()
@@ -225,6 +236,9 @@ pub(crate) struct AcquireRequest<'a> {
     /// Ends the wait early, also one at the servers.
     #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only databases have such"))]
     pub(crate) cancel: Option<&'a CancelToken>,
+    /// What the call has [reserved](Backend::reserve).
+    #[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "only databases need it"))]
+    pub(crate) places: Option<&'a ReservedPlaces>,
 }
 
 impl AcquireRequest<'_> {

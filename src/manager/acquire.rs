@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     acquire::WaitTerms,
-    backend::Feature,
+    backend::{Feature, ReservedPlaces},
     config::{LockOptions, LockParams},
     core::{
         claim::{Claim, Grant},
@@ -17,7 +17,7 @@ use crate::{
         lease::Lease,
         lock_lost::LockLost,
     },
-    error::{LockError, Result},
+    error::{Action, LockError, Result},
     local::Representative,
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::RenewalPlan,
@@ -41,6 +41,34 @@ impl Manager {
         self.acquire_as(LockKind::Mutex, name, options)
     }
 
+    /// Acquires one of several locks, for which the call has reserved what it needs.
+    pub(crate) fn acquire_one_of_several(
+        &self,
+        name: &str,
+        options: &LockOptions,
+        places: &ReservedPlaces,
+    ) -> Result<HeldLock> {
+        self.acquire_with(LockKind::Mutex, name, options, true, Some(places))
+    }
+
+    /// Reserves what the servers need for locks of this many names, which are then acquired one
+    /// after the other. Waits as long as `options` permit.
+    pub(crate) fn reserve(&self, names: usize, options: &LockOptions) -> Result<ReservedPlaces> {
+        let _time = self.time.enter();
+        let locks = u32::try_from(names).unwrap_or(u32::MAX);
+        if let Some(max) = self.backend.locks_max().filter(|max| locks > *max) {
+            let reason = format!(
+                "{names} names need as many connections, and there are at most {max}; raise \
+                 MySqlConfig::max_connections, or give fewer names"
+            );
+            return Err(LockError::InvalidOptions { reason });
+        }
+        let wait = options.wait_limit();
+        let until = wait.map_or(Moment::NEVER, |wait| clock::now().saturating_add(wait));
+        let reserved = self.backend.reserve(locks, until);
+        reserved.map_err(|error| self.backend.lock_error(error, Action::Acquire, None))
+    }
+
     /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here.
     pub(crate) fn acquire_as(
         &self,
@@ -48,7 +76,7 @@ impl Manager {
         name: &str,
         options: &LockOptions,
     ) -> Result<HeldLock> {
-        self.acquire_with(kind, name, options, true)
+        self.acquire_with(kind, name, options, true, None)
     }
 
     /// Acquires a lock of this kind. Unless it `is_local`, it is not handed over inside the
@@ -59,6 +87,7 @@ impl Manager {
         name: &str,
         options: &LockOptions,
         is_local: bool,
+        places: Option<&ReservedPlaces>,
     ) -> Result<HeldLock> {
         let _time = self.time.enter();
         let params = self.config.resolve(options)?;
@@ -95,6 +124,7 @@ impl Manager {
             since,
             wait: params.wait,
             cancel: params.cancel.as_ref(),
+            places,
             outage_max: params.ttl,
             whole_ttl: is_kept,
             on_outage: &|| representative.iter().for_each(Representative::scatter),

@@ -57,6 +57,7 @@ impl Manager {
             name,
             &LockOptions::new().ttl(ttl).wait(wait),
             false,
+            None,
         ) {
             Ok(held) => self.insert_by_id(held).map(Some),
             Err(error) if error.is_contended() => Ok(None),

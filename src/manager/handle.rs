@@ -1,15 +1,21 @@
 //! `ManagerHandle`: what the clones of a manager and its guards share.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use super::Manager;
+use super::{Manager, release::without_retries};
 use crate::{
     error::{LockError, Result},
     observe::metrics::Metrics,
-    sys::fork,
+    sys::{
+        clock::{self, Moment},
+        fork,
+    },
 };
 
 /// Shuts the manager down when the last clone or guard is dropped.
@@ -60,9 +66,33 @@ impl ManagerHandle {
         self.manager.as_ref().filter(|_| !fork::is_forked_child())
     }
 
-    /// Shuts down within `timeout`. For the owner of the last reference.
-    pub(crate) fn shut_down_within(mut self, timeout: Duration) {
-        self.close(Some(timeout));
+    /// Releases what a guard holds, within one operation timeout. The last guard of a manager also
+    /// shuts it down, and reserves half of the time for that. Returns `None` in a forked child.
+    pub(crate) fn release<T>(
+        self: Arc<Self>,
+        release: impl FnOnce(&Manager, Duration) -> Result<T>,
+    ) -> Option<Result<T>> {
+        let started = clock::now();
+        let manager = self.manager_unless_forked()?;
+        let timeout = manager.operation_timeout();
+        let release_timeout = if Arc::strong_count(&self) == 1 { timeout / 2 } else { timeout };
+        let released = release(manager, release_timeout);
+        Some(self.maybe_shut_down(started, released))
+    }
+
+    /// Drops a guard's reference, after an operation that began at `started`. The last guard of a
+    /// manager shuts it down, within one operation timeout after that.
+    pub(crate) fn maybe_shut_down<T>(
+        self: Arc<Self>,
+        started: Moment,
+        result: Result<T>,
+    ) -> Result<T> {
+        // If several guards are dropped at once, only now is it certain which one is the last.
+        let Some(mut handle) = Arc::into_inner(self) else { return result };
+        let timeout = handle.manager.as_ref().map_or(Duration::ZERO, Manager::operation_timeout);
+        let left = started.saturating_add(timeout).duration_since(clock::now());
+        handle.close(Some(left));
+        result.map_err(without_retries)
     }
 
     fn close(&mut self, timeout: Option<Duration>) {

@@ -26,7 +26,7 @@ const ENDS_WITH_CONNECTION: &str = "the server releases the lock when it notices
     connection";
 
 /// The error of a release whose manager ends right after it, and so retries nothing.
-pub(crate) fn without_retries(error: LockError) -> LockError {
+pub(super) fn without_retries(error: LockError) -> LockError {
     match error {
         LockError::Unavailable { advice: RETRIED, .. } => error.advising(LEFT_TO_EXPIRE),
         error => error,

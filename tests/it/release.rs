@@ -120,19 +120,26 @@ fn release_at_a_stopped_server_fails_in_time_and_is_retried() {
 /// Promise: P1
 #[test]
 fn late_release_does_not_affect_the_next_holder() {
-    let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
-    let guard = mgr.lock("x").unwrap();
-    let late = proxy.on_request(contains(LOCK), Fault::HoldRequest).forever();
-    assert!(guard.release().unwrap_err().is_unavailable());
-    assert!(manager(&server).force_release("x").unwrap());
-    let next = manager(&server).lock("x").unwrap();
-    let commands = server.monitor();
-    late.disarm();
-    late.release();
-    commands.wait_for("\"EVALSHA\"");
-    drop(mgr.lock("y").unwrap());
-    assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
-    assert!(next.is_held());
+    // A lock that expires does not raise the fence.
+    for is_expired in [false, true] {
+        let (server, proxy, mgr) = server_behind_proxy(config_short_timeout);
+        let guard = mgr.lock("x").unwrap();
+        let late = proxy.on_request(contains(LOCK), Fault::HoldRequest).forever();
+        assert!(guard.release().unwrap_err().is_unavailable());
+        if is_expired {
+            server.cli(&["DEL", LOCK]);
+        } else {
+            assert!(manager(&server).force_release("x").unwrap());
+        }
+        let next = manager(&server).lock("x").unwrap();
+        let commands = server.monitor();
+        late.disarm();
+        late.release();
+        commands.wait_for("\"EVALSHA\"");
+        drop(mgr.lock("y").unwrap());
+        assert_eq!(get(&server, LOCK).as_deref(), Some(next.id().as_str()));
+        assert!(next.is_held());
+    }
 }
 
 /// Fault: F76

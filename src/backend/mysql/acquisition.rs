@@ -18,6 +18,7 @@ use super::{
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace,
+        ReservedPlaces,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
@@ -73,8 +74,14 @@ impl<'a> MySqlAcquisition<'a> {
         }
         let mut session = match self.session.take() {
             Some(session) => session,
-            // All connections may hold locks, so a caller that does not wait fails at once.
-            None => self.database.locks.get(self.request.wait_deadline, || self.deadline())?,
+            None => {
+                let (pool, deadline) = (&self.database.locks, || self.deadline());
+                match self.request.places.and_then(ReservedPlaces::take) {
+                    Some(place) => pool.get_at(place, deadline)?,
+                    // All may be in use by locks, so a caller that does not wait fails at once.
+                    None => pool.get(self.request.wait_deadline, deadline)?,
+                }
+            }
         };
         if self.left_waiting {
             // It would get the lock before us.

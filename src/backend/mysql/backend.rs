@@ -17,7 +17,7 @@ use super::{
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
-        ReleaseReport, RenewSoon, ReportedIds, ResidueCleaner, StreamError,
+        ReleaseReport, RenewSoon, ReportedIds, ReservedPlaces, ResidueCleaner, StreamError,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
@@ -196,6 +196,14 @@ impl Backend for MySqlBackend {
 
     fn operation_timeout(&self) -> Duration {
         self.database.operation_timeout
+    }
+
+    fn locks_max(&self) -> Option<u32> {
+        Some(self.database.locks.size())
+    }
+
+    fn reserve(&self, locks: u32, deadline: Moment) -> Result<ReservedPlaces, BackendError> {
+        self.database.locks.reserve(locks, deadline).map_err(BackendError::Node)
     }
 
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {

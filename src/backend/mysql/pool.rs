@@ -10,7 +10,7 @@ use std::{
 use super::session::{Session, SessionSettings};
 use crate::{
     backend::{
-        checkout_queue::{CheckoutQueue, NoPlace, Place, Urgency},
+        checkout_queue::{CheckoutQueue, NoPlace, Place, ReservedPlaces, Urgency},
         error::{NodeError, NodeErrorKind},
     },
     sys::{clock::Moment, sync::Mutex},
@@ -21,6 +21,8 @@ pub(super) struct SessionPool {
     settings: Arc<SessionSettings>,
     size: u32,
     queue: Arc<CheckoutQueue>,
+    /// The turn of a call that gathers several places.
+    several: Arc<CheckoutQueue>,
     /// The most recently used one is the last. `None` once closed.
     idle: Mutex<Option<VecDeque<Session>>>,
 }
@@ -49,7 +51,12 @@ impl DerefMut for PooledSession {
 impl SessionPool {
     pub(super) fn new(settings: Arc<SessionSettings>, size: u32) -> SessionPool {
         let queue = Arc::new(CheckoutQueue::new(size));
-        SessionPool { settings, size, queue, idle: Mutex::new(Some(VecDeque::new())) }
+        let several = Arc::new(CheckoutQueue::new(1));
+        SessionPool { settings, size, queue, several, idle: Mutex::new(Some(VecDeque::new())) }
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        self.size
     }
 
     /// Waits for a place until `place_by`, and opens a session if none is idle. The deadline for
@@ -59,13 +66,34 @@ impl SessionPool {
         place_by: Moment,
         deadline: impl FnOnce() -> Moment,
     ) -> Result<PooledSession, NodeError> {
-        let failed = |kind| NodeError { outcome_unknown: false, kind };
-        let place = self.queue.enter(Urgency::Other, place_by).map_err(|reason| {
-            failed(match reason {
-                NoPlace::Closed => NodeErrorKind::Closed,
-                NoPlace::TimedOut => NodeErrorKind::PoolExhausted { pool_size: self.size },
-            })
-        })?;
+        let place = self.queue.enter(Urgency::Other, place_by);
+        self.get_at(place.map_err(|reason| self.no_place(reason))?, deadline)
+    }
+
+    /// Waits for places for this many locks until `place_by`.
+    pub(super) fn reserve(
+        &self,
+        locks: u32,
+        place_by: Moment,
+    ) -> Result<ReservedPlaces, NodeError> {
+        let reserved = self.queue.enter_many(&self.several, locks, place_by);
+        reserved.map_err(|reason| self.no_place(reason))
+    }
+
+    fn no_place(&self, reason: NoPlace) -> NodeError {
+        let kind = match reason {
+            NoPlace::Closed => NodeErrorKind::Closed,
+            NoPlace::TimedOut => NodeErrorKind::PoolExhausted { pool_size: self.size },
+        };
+        NodeError { outcome_unknown: false, kind }
+    }
+
+    /// Returns a session for a place. Opens one if none is idle.
+    pub(super) fn get_at(
+        &self,
+        place: Place,
+        deadline: impl FnOnce() -> Moment,
+    ) -> Result<PooledSession, NodeError> {
         // The server has closed those that were idle for too long.
         while let Some(mut session) = self.take_idle()? {
             if session.connection.is_idle() {
@@ -111,6 +139,7 @@ impl SessionPool {
     /// Closes what is idle, and ends all waiting for a place.
     pub(super) fn close(&self) {
         self.queue.close();
+        self.several.close();
         let idle = self.idle.lock().take();
         for session in idle.into_iter().flatten() {
             session.connection.quit();

@@ -57,7 +57,8 @@ fn lost_renewal_reply_does_not_stop_renewal_of_shorter_ttl() {
 /// Fault: F24
 #[test]
 fn failed_renewal_batch_does_not_affect_the_next_ones() {
-    const LOCKS: usize = 250;
+    // One exchange renews a thousand.
+    const LOCKS: usize = 1_250;
     let ttl = 18 * SECOND;
     let (_server, proxy, mgr) =
         server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(2 * SECOND));

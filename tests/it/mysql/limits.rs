@@ -54,6 +54,31 @@ fn callers_wait_in_the_process_for_one_of_few_connections() {
     });
 }
 
+/// Goal: calls that need several connections do not wait for each other's.
+///
+/// Fault: N199
+/// Promise: P6
+#[test]
+fn calls_for_several_locks_share_few_connections() {
+    on_each_server(|server| {
+        let mgr = MySqlMgr::new(config(server.url()).max_connections(2)).unwrap();
+        let names = [&["a", "b"][..], &["c", "d"], &["a"]];
+        let calls = names.map(|names| {
+            let mgr = mgr.clone();
+            move || (0..50).for_each(|_| drop(mgr.lock_all(names).unwrap()))
+        });
+        completes_within(CALL_LIMIT, "all calls", || {
+            std::thread::scope(|threads| {
+                calls.into_iter().for_each(|call| drop(threads.spawn(call)))
+            })
+        });
+        let error = mgr.try_lock_all(["a", "b", "c"]).unwrap_err().to_string();
+        let reason = "3 names need as many connections, and there are at most 2; raise \
+                      MySqlConfig::max_connections";
+        assert!(error.contains(reason), "{error}");
+    });
+}
+
 /// Goal: a long wait for a place leaves time to connect. Method: the place comes without a
 /// connection, because the server has ended it. If the first caller could not use the place, the
 /// second one would get it.
