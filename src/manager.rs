@@ -294,10 +294,10 @@ impl ResidueSink for Cleaner {
     }
 
     fn clean_up_unless_held(&self, left: LeaseResidue) {
-        self.clean_up_unless_held(left);
+        Cleaner::clean_up_unless_held(self, left);
     }
 
     fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {
-        self.drain(leases, deadline);
+        Cleaner::drain(self, leases, deadline);
     }
 }

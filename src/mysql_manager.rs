@@ -115,8 +115,15 @@ impl MySqlMgr {
     }
 
     /// Acquires the locks of several names. As [`RedisMgr::lock_all`](crate::RedisMgr::lock_all).
-    /// Each uses a connection. If the call fails, it releases the locks that it has acquired before
-    /// it returns, which takes at most one operation timeout.
+    /// Each uses a connection, and the call waits for all of them before it acquires the first
+    /// lock, so that no two calls wait for each other's. If the call fails, it releases the locks
+    /// that it has acquired before it returns, which takes at most one operation timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) if there are more names than
+    /// [connections](crate::MySqlConfig::max_connections). Otherwise the errors of
+    /// [`RedisMgr::lock_all`](crate::RedisMgr::lock_all).
     pub fn lock_all(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<MultiGuard> {
         self.lock_all_with(names, &LockOptions::new())
     }

@@ -13,10 +13,10 @@ mod mysql;
 mod mysql_checks;
 mod node_checks;
 mod other_prefixes;
+mod permission_check;
 mod permission_probe;
 mod permissions;
 mod replica_checks;
-mod rights;
 mod sentinel;
 mod sentinel_checks;
 

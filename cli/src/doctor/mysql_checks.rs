@@ -132,10 +132,13 @@ fn check_durability(info: &MySqlServerInfo) -> Finding {
 
 fn check_process(info: &MySqlServerInfo) -> Finding {
     if info.lists_all_waiters {
-        Finding::ok("rights", "may list the waiters of all users (PROCESS)")
+        Finding::ok("permissions", "may list the waiters of all users (PROCESS)")
     } else {
-        Finding::warning("rights", "ls and show do not see waiters of other users of the server")
-            .advice("grant PROCESS to this user, if others use the same locks")
+        Finding::warning(
+            "permissions",
+            "ls and show do not see waiters of other users of the server",
+        )
+        .advice("grant PROCESS to this user, if others use the same locks")
     }
 }
 
@@ -203,7 +206,7 @@ mod tests {
             assert_eq!(bad(|info| info.table = table), [("table", Problem)]);
         }
         assert_eq!(bad(|info| info.connections = 80), [("connections", Warning)]);
-        assert_eq!(bad(|info| info.lists_all_waiters = false), [("rights", Warning)]);
+        assert_eq!(bad(|info| info.lists_all_waiters = false), [("permissions", Warning)]);
     }
 
     #[test]

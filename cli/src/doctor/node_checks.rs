@@ -7,10 +7,10 @@ use super::{
     finding::Finding,
     grant_command,
     other_prefixes::check_prefix,
+    permission_check::{GRANT_ADVICE, PASTE_ADVICE, check_permissions},
     permission_probe,
     permissions::SETTINGS_PERMISSION,
     replica_checks::{check_cut_off, check_replicas},
-    rights::{GRANT_ADVICE, PASTE_ADVICE, check_rights},
 };
 use crate::format;
 
@@ -19,7 +19,7 @@ pub(super) type Check = fn(&NodeFacts, &Requirements) -> Option<Finding>;
 /// Checks of one server, in the order in which their findings are shown.
 pub(super) const NODE_CHECKS: [Check; 14] = [
     check_reach,
-    check_rights,
+    check_permissions,
     check_info,
     check_version,
     check_kind,
@@ -82,12 +82,12 @@ fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) ->
         "WRONGPASS" => finding("login").advice("check the user and the password"),
         // Connecting sends TIME, so without that permission nothing else can be checked.
         "NOPERM" if message.contains("'time'") => {
-            Finding::problem("rights", "missing: +time, without which distlock cannot connect")
+            Finding::problem("permissions", "missing: +time, without which distlock cannot connect")
                 .advice(PASTE_ADVICE)
                 .command(grant_command::grant_command(user, grant_all()))
         }
         "NOPERM" if message.contains("'select'") => {
-            finding("rights").advice(format!("use database 0, or {PASTE_ADVICE}")).command(
+            finding("permissions").advice(format!("use database 0, or {PASTE_ADVICE}")).command(
                 grant_command::grant_command(user, grant_all().into_iter().chain(["+select"])),
             )
         }

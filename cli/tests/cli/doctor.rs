@@ -126,7 +126,7 @@ fn healthy_server_passes_and_stays_unchanged() {
     report.problems(&[]).hands_over();
     for check in [
         "reach",
-        "rights",
+        "permissions",
         "version",
         "kind",
         "replicas",
@@ -283,10 +283,10 @@ fn report_at(url: &str) -> Report {
     report(distlock_at_url(url, &["doctor", "--json"]))
 }
 
-fn acl_user(server: &RedisServer, rights: &[&str]) -> String {
+fn acl_user(server: &RedisServer, permissions: &[&str]) -> String {
     let words =
         ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetkeys", "resetchannels", "-@all"];
-    server.cli(&[&words, rights].concat());
+    server.cli(&[&words, permissions].concat());
     format!("redis://app:pw@{}", server.addr())
 }
 
@@ -303,16 +303,16 @@ fn all_but(missing: &str) -> Vec<&'static str> {
 #[test]
 fn denied_queries_are_unknown_not_problems() {
     let server = RedisServer::start();
-    let rights = [&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS, &SHARED_PERMISSIONS].concat();
-    let report = report_at(&acl_user(&server, &rights));
+    let permissions = [&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS, &SHARED_PERMISSIONS].concat();
+    let report = report_at(&acl_user(&server, &permissions));
     report.says("info", "unknown", "+info is missing").says(
         "timeout",
         "unknown",
         "+config|get is missing",
     );
-    report.says("rights", "ok", "all").problems(&[]).hands_over();
+    report.says("permissions", "ok", "all").problems(&[]).hands_over();
     assert_eq!(report.value["unknown"], 2);
-    let url = acl_user(&server, &rights);
+    let url = acl_user(&server, &permissions);
     let text = run_to_end(distlock_at_url(&url, &["doctor"])).expect_code(0).out;
     let verdict = "incomplete: 2 results unknown; otherwise no problems, ";
     assert!(text.lines().last().unwrap().starts_with(verdict), "{text}");
@@ -323,7 +323,12 @@ fn denied_queries_are_unknown_not_problems() {
     let urls: Vec<String> =
         (0..3).map(|node| acl_user(nodes.server(node), &all_but("+info"))).collect();
     let report = report_at(&urls.join(","));
-    report.says("rights", "problem", "+info").problems(&["rights", "rights", "rights", "handover"]);
+    report.says("permissions", "problem", "+info").problems(&[
+        "permissions",
+        "permissions",
+        "permissions",
+        "handover",
+    ]);
 }
 
 /// If the user may not publish, or a proxy drops messages, the waiter must poll.
@@ -336,7 +341,7 @@ fn handover_without_grant_message_is_a_warning() {
     report
         .says("handover", "warning", "without a grant message")
         .advises("handover", "+publish")
-        .problems(&["rights"]);
+        .problems(&["permissions"]);
 }
 
 #[test]

@@ -188,8 +188,8 @@ fn clock_difference_beyond_error_is_a_warning() {
 
 #[test]
 fn node_permissions_are_not_needed_for_one_server() {
-    let missing = |rights: &[&str], nodes| {
-        let missing = rights.iter().map(|right| (*right).to_owned()).collect();
+    let missing = |permissions: &[&str], nodes| {
+        let missing = permissions.iter().map(|right| (*right).to_owned()).collect();
         let node = NodeFacts { permissions: Permissions { missing, untested: vec![] }, ..node("") };
         let finding = rights_of(&node, nodes);
         (finding.level, finding.message)
@@ -222,7 +222,7 @@ fn refused_permission_gets_one_command_with_everything() {
 }
 
 fn rights_of(node: &NodeFacts, nodes: usize) -> Finding {
-    check_rights(node, &requirements(nodes)).unwrap()
+    check_permissions(node, &requirements(nodes)).unwrap()
 }
 
 #[test]

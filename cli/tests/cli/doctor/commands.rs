@@ -14,11 +14,11 @@ use crate::{
 fn missing_permission_is_named_with_grant_command() {
     let server = RedisServer::start();
     let report = report_at(&acl_user(&server, &all_but("")));
-    report.says("rights", "ok", "all").problems(&[]);
+    report.says("permissions", "ok", "all").problems(&[]);
     for missing in LOCK_PERMISSIONS {
         let report = report_at(&acl_user(&server, &all_but(missing)));
-        report.says("rights", "problem", missing).advises("rights", missing);
-        let says = report.finding("rights")["message"].as_str().unwrap();
+        report.says("permissions", "problem", missing).advises("permissions", missing);
+        let says = report.finding("permissions")["message"].as_str().unwrap();
         let says = says.split("; cannot be tested").next().unwrap();
         for right in
             LOCK_PERMISSIONS.iter().chain(&INSPECT_PERMISSIONS).filter(|right| **right != missing)
@@ -32,35 +32,38 @@ fn missing_permission_is_named_with_grant_command() {
     }
     for missing in INSPECT_PERMISSIONS {
         let report = report_at(&acl_user(&server, &all_but(missing)));
-        report.says("rights", "warning", missing).advises("rights", missing).problems(&[]);
+        report
+            .says("permissions", "warning", missing)
+            .advises("permissions", missing)
+            .problems(&[]);
     }
     for missing in SHARED_PERMISSIONS {
         let report = report_at(&acl_user(&server, &all_but(missing)));
         let says = format!("read-write locks and semaphores also need {missing}");
-        report.says("rights", "warning", &says).advises("rights", missing).problems(&[]);
+        report.says("permissions", "warning", &says).advises("permissions", missing).problems(&[]);
     }
     let mutexes = [&LOCK_PERMISSIONS[..], &INSPECT_PERMISSIONS].concat();
     let report = report_at(&acl_user(&server, &mutexes));
-    report.advises("rights", &SHARED_PERMISSIONS.join(" "));
+    report.advises("permissions", &SHARED_PERMISSIONS.join(" "));
     eventually("only the fence is left", TEST_TIMEOUT, || server.keys() == [FENCE]);
 }
 
 #[test]
 fn several_missing_permissions_are_named_at_once() {
     let server = RedisServer::start();
-    let rights: Vec<&str> = all_but("")
+    let permissions: Vec<&str> = all_but("")
         .into_iter()
         .filter(|right| !["+lpos", "+pttl", "+set"].contains(right))
         .collect();
-    let report = report_at(&acl_user(&server, &rights));
+    let report = report_at(&acl_user(&server, &permissions));
     report
-        .says("rights", "problem", "+set +pttl +lpos")
-        .advises("rights", "ACL SETUSER app +set +pttl +lpos +rpush +lpush");
+        .says("permissions", "problem", "+set +pttl +lpos")
+        .advises("permissions", "ACL SETUSER app +set +pttl +lpos +rpush +lpush");
     let bare = report_at(&acl_user(&server, &["+time", "~*", "&*"]));
     for right in
         LOCK_PERMISSIONS.into_iter().filter(|right| right.starts_with('+') && *right != "+time")
     {
-        bare.advises("rights", right);
+        bare.advises("permissions", right);
     }
     assert_eq!(server.keys(), [""; 0]);
 }
@@ -70,7 +73,7 @@ fn missing_key_permission_includes_prefix() {
     let server = RedisServer::start();
     let url = acl_user(&server, &all_but(""));
     let report = report(distlock_at_url(&url, &["doctor", "--json", "--prefix", "mine:"]));
-    report.says("rights", "problem", "~mine:*").advises("rights", "~mine:*");
+    report.says("permissions", "problem", "~mine:*").advises("permissions", "~mine:*");
 }
 
 /// Runs a command of the doctor as a shell would read it, as an administrator.
@@ -92,7 +95,7 @@ fn pasted_command_grants_everything() {
         return;
     }
     let server = RedisServer::start();
-    for (rights, prefix) in [
+    for (permissions, prefix) in [
         (&[][..], "lock:"),
         (&["+ping"], "my 'odd*' [prefix]:"),
         (&["+time"], "lock:"),
@@ -104,16 +107,16 @@ fn pasted_command_grants_everything() {
     ] {
         // A key pattern cannot contain a space.
         let prefix = prefix.replace(' ', "_");
-        let url = acl_user(&server, rights);
+        let url = acl_user(&server, permissions);
         let doctor = || report(distlock_at_url(&url, &["doctor", "--json", "--prefix", &prefix]));
         let first = doctor();
-        let [line] = first.commands("rights").try_into().unwrap();
+        let [line] = first.commands("permissions").try_into().unwrap();
         paste(&server, &line);
         let second = doctor();
-        second.says("rights", "ok", "all").problems(&[]).hands_over();
-        assert_eq!(second.value["unknown"], 0, "{rights:?} {prefix}: {:#}", second.value);
+        second.says("permissions", "ok", "all").problems(&[]).hands_over();
+        assert_eq!(second.value["unknown"], 0, "{permissions:?} {prefix}: {:#}", second.value);
         // In the text, the command has a line of its own.
-        acl_user(&server, rights);
+        acl_user(&server, permissions);
         let text = run_to_end(distlock_at_url(&url, &["doctor", "--prefix", &prefix])).out;
         assert!(text.lines().any(|other| other.trim() == line), "{line:?} is no line of\n{text}");
     }

@@ -46,7 +46,7 @@ fn fit_mysql_server_passes_all_checks() {
         ("table", "exists"),
         ("connections", " of 151 connections in use"),
         ("durability", "innodb_flush_log_at_trx_commit is 1"),
-        ("rights", "PROCESS"),
+        ("permissions", "PROCESS"),
         ("handover", "handed to the next waiter"),
     ] {
         says(&report, check, "ok", part);
@@ -79,7 +79,7 @@ fn unfit_mysql_table_is_a_problem() {
 fn each_fault_of_mysql_set_up_is_found() {
     let server = server_with_table();
     let url = server.create_user("app", SECRET);
-    says(&examine(&url, 0), "rights", "warning", "do not see waiters of other users");
+    says(&examine(&url, 0), "permissions", "warning", "do not see waiters of other users");
     says(&examine(&url.replace(SECRET, "wrong"), 1), "login", "problem", "1045");
     server.execute("SET GLOBAL innodb_flush_log_at_trx_commit=2, max_connections=10");
     let connections: Vec<_> = (0..8).map(|_| server.connect()).collect();

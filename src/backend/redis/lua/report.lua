@@ -1,4 +1,5 @@
--- Common end of the scripts for one lock: reports the holder.
+-- Common end of the scripts for one lock: reports the holder. The part before it has set `holder`,
+-- `head`, and perhaps `left`, its time left in ms.
 -- KEYS  1 lock, 2 queue, 3 token
 -- Reply `head`, then "pttl token waiters holder", with the holder last because it may be any text
 

@@ -14,7 +14,7 @@ pub(super) const PASTE_ADVICE: &str = "run this in redis-cli as an administrator
                                        the patterns of that kind (~ or &)";
 
 /// Reports the missing permissions, with the command that grants them.
-pub(super) fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
+pub(super) fn check_permissions(node: &NodeFacts, requirements: &Requirements) -> Option<Finding> {
     let missing = &node.permissions.missing;
     // For a single server, the checks that need `NODE_PERMISSIONS` report them.
     let is_reported = |name: &&str| requirements.nodes > 1 || !NODE_PERMISSIONS.contains(name);
@@ -40,7 +40,7 @@ pub(super) fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Opt
         says.push(format!("read-write locks and semaphores also need {}", shared.join(" ")));
     }
     if says.is_empty() {
-        return Some(Finding::ok("rights", "all permissions that locks need"));
+        return Some(Finding::ok("permissions", "all permissions that locks need"));
     }
     let untested = &node.permissions.untested;
     if !untested.is_empty() {
@@ -51,9 +51,9 @@ pub(super) fn check_rights(node: &NodeFacts, requirements: &Requirements) -> Opt
     let granted = missing.iter().chain(untested).map(String::as_str).chain(settings);
     let says = says.join("; ");
     let finding = if needed.is_empty() {
-        Finding::warning("rights", says)
+        Finding::warning("permissions", says)
     } else {
-        Finding::problem("rights", says)
+        Finding::problem("permissions", says)
     };
     let is_pattern = |permission: &String| permission.starts_with(['~', '&']);
     let advice = if untested.iter().any(is_pattern) { PASTE_ADVICE } else { GRANT_ADVICE };
