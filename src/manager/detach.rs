@@ -1,19 +1,14 @@
 //! Locks that pass from one holder to its successor, perhaps in another process.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use super::{HeldLock, Manager};
+use super::{HeldLock, Manager, acquire::Acquired};
 use crate::{
     backend::{AdoptReport, Feature, Passed},
-    core::{
-        claim::Claim,
-        detached::Detached,
-        id::generate_lock_id,
-        lease::{Lease, LeaseEnd},
-    },
+    config::LockOptions,
+    core::{claim::Claim, detached::Detached, id::generate_lock_id, lease::Lease},
     error::{Action, LockError, Result},
-    observe::{HoldSpan, event::AcquiredEvent},
-    renew::{Registration, RenewalPlan, report_loss},
+    renew::Registration,
     sys::clock::{self, Moment},
 };
 
@@ -36,11 +31,8 @@ impl Manager {
     pub(crate) fn detach(&self, held: HeldLock) -> Result<Detached> {
         let _time = self.time.enter();
         let HeldLock { lease, registration, span, .. } = held;
-        let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
-        drop(registration);
-        report_loss(&self.observer, &lease);
         let Claim { key, id, kind, .. } = &lease.claim;
-        if !was_held {
+        if !self.end_and_report(&lease, registration) {
             span.end("lost");
             let (name, why) = (key.name().to_owned(), lease.why_not_held());
             return Err(LockError::Lost { name, why });
@@ -54,7 +46,7 @@ impl Manager {
     pub(crate) fn adopt(&self, detached: &Detached) -> Result<HeldLock> {
         let _time = self.time.enter();
         let Detached { name, id: former, kind, ttl } = detached;
-        self.config.check_ttl(*ttl)?;
+        let params = self.config.resolve(&LockOptions::new().ttl(*ttl))?;
         self.check_feature(Feature::Passing)?;
         let (key, id) = (self.key(name)?, generate_lock_id());
         let claim = Claim { key, id, ttl: *ttl, kind: *kind, token: 0 };
@@ -75,26 +67,8 @@ impl Manager {
         let grant = grant.inspect_err(|error| {
             observer.not_acquired(name, &claim.id, waited(), error);
         })?;
-        let span = HoldSpan::begin(name, &claim.id, grant.token.0);
-        let plan = RenewalPlan { renew: true, provisional: false, hold_until: Moment::NEVER };
-        let lease = Arc::new(Lease::new(claim, grant, clock::now()));
-        match self.renewer.register(&lease, plan) {
-            Some(registration) => {
-                observer.acquired(AcquiredEvent {
-                    lock: name,
-                    id: &lease.claim.id,
-                    token: lease.token,
-                    waited: waited(),
-                    contended: false,
-                });
-                let held = HeldLock { lease, registration, span, plan, local: None };
-                self.ensure_held(held, self.time_left())
-            }
-            None => {
-                let _ = self.release_lease(&lease, true, self.time_left());
-                observer.not_acquired(name, &lease.claim.id, waited(), &LockError::Shutdown);
-                Err(LockError::Shutdown)
-            }
-        }
+        let (waited, timeout) = (waited(), self.time_left());
+        let acquired = Acquired { claim, grant, waited, contended: false, representative: None };
+        self.hold(acquired, &params, timeout)
     }
 }

@@ -5,15 +5,9 @@ use std::sync::Arc;
 use super::{HeldLock, Manager, release::RETRIED};
 use crate::{
     backend::Passed,
-    core::{
-        claim::Claim,
-        kind::LockKind,
-        lease::{Lease, LeaseEnd},
-        lock_lost::LockLost,
-    },
+    core::{claim::Claim, kind::LockKind, lease::Lease},
     error::{Action, LockError, Result},
     observe::event::ReleasedEvent,
-    renew::report_loss,
     sys::clock,
 };
 
@@ -24,16 +18,11 @@ impl Manager {
         let _time = self.time.enter();
         let HeldLock { lease, registration, span, plan, .. } = held;
         // The renewal must end first: it would not find the writer's id, and report a loss.
-        let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
-        drop(registration);
-        report_loss(&self.observer, &lease);
+        let was_held = self.end_and_report(&lease, registration);
         let name = lease.claim.key.name();
         let lost = |why| LockError::Lost { name: name.to_owned(), why };
         if !was_held {
-            let why = match lease.ended() {
-                Some(LeaseEnd::Lost(why)) => why,
-                Some(LeaseEnd::Released) | None => LockLost::Expired,
-            };
+            let why = lease.why_not_held();
             self.abandon(
                 &lease.longest_claim(),
                 self.backend.lease_residue(&lease),

@@ -14,7 +14,7 @@ use crate::{
     error::{Action, LockError, Result},
     lock_info::Released,
     observe::{HoldSpan, event::ReleasedEvent},
-    renew::report_loss,
+    renew::{Registration, report_loss},
     sys::clock::{self, Moment},
 };
 
@@ -73,6 +73,15 @@ impl Manager {
         let outcome = ended.outcome().unwrap_or_else(release);
         self.report_ended(ended, &outcome);
         outcome
+    }
+
+    /// Ends a lease whose holder gives it up, then its renewal, and reports a loss. Returns whether
+    /// it was valid until now.
+    pub(super) fn end_and_report(&self, lease: &Lease, registration: Registration) -> bool {
+        let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
+        drop(registration);
+        report_loss(&self.observer, lease);
+        was_held
     }
 
     /// Ends the lease, then its renewal. Calls no handlers.

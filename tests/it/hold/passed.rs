@@ -77,6 +77,19 @@ fn members_of_groups_pass_to_successors() {
     }
 }
 
+#[cfg(feature = "testing")]
+#[test]
+fn adopted_lock_is_held_for_the_max_hold_of_its_manager() {
+    let server = distlock::testing::MemoryServer::new();
+    let mgr = server.manager_with(|config| config.max_hold(5 * SECOND));
+    let detached = mgr.lock("x").unwrap().detach().unwrap();
+    let guard = mgr.adopt(&detached).unwrap();
+    server.advance(4 * SECOND);
+    assert!(guard.is_held());
+    server.advance(2 * SECOND);
+    assert!(matches!(guard.lost().recv().unwrap(), LockLost::MaxHold));
+}
+
 /// Fault: N177
 #[cfg(feature = "testing")]
 #[test]
