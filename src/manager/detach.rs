@@ -15,6 +15,7 @@ use crate::{
 impl Manager {
     /// Renews a lease for the last time, if it can be detached.
     pub(crate) fn prepare_detach(&self, lease: &Lease, registration: &Registration) -> Result<()> {
+        let _time = self.time.enter();
         self.check_feature(Feature::Passing)?;
         if lease.keep_until != Moment::default() {
             let reason = "a lock that is held at least for a time cannot be detached; acquire it \
