@@ -41,6 +41,9 @@ pub(crate) struct Lease {
     ttl: AtomicU64,
     /// The longest ttl that a request for this lock has had, in nanoseconds.
     longest_ttl: AtomicU64,
+    /// Time until which a renewal without a reply may be applied, in nanoseconds. If it was sent
+    /// before the first change of the ttl, it may shorten the time of the lock.
+    unanswered_until: AtomicU64,
     time: TimeSource,
     held_since: Moment,
     /// Time at which the lease was lost. Zero until the loss has been reported.
@@ -86,6 +89,7 @@ impl Lease {
             keep_until: Moment::default(),
             ttl: AtomicU64::new(ttl),
             longest_ttl: AtomicU64::new(ttl),
+            unanswered_until: AtomicU64::new(0),
             time: TimeSource::current(),
             held_since,
             lost_at: AtomicU64::new(0),
@@ -151,6 +155,18 @@ impl Lease {
     /// Whether the server may keep the lock for longer than the next renewal asks for.
     pub(crate) fn may_be_kept_longer(&self) -> bool {
         self.ttl() != self.claim.ttl || self.longest_ttl() != self.claim.ttl
+    }
+
+    /// Records a renewal without a reply, which may be applied until `until`.
+    pub(crate) fn on_unanswered_renewal(&self, until: Moment) {
+        self.unanswered_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
+    }
+
+    /// Returns how long the server keeps the lock at least, after it has confirmed a renewal with
+    /// this ttl that was sent at `sent`.
+    pub(crate) fn kept_for(&self, ttl: Duration, sent: Moment) -> Duration {
+        let may_be_shortened = sent.as_nanos() < self.unanswered_until.load(Ordering::Acquire);
+        if may_be_shortened { ttl.min(self.claim.ttl) } else { ttl }
     }
 
     /// The claim, with the longest time for which the server may keep the lock.

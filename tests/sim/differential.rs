@@ -164,8 +164,10 @@ impl Pair {
             }
             Script::Release if self.rng.bool() => vec![id, "", ""],
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
-            Script::Renew if keys.len() > 2 => vec![id, ttl, "two", "30000", "3630000"],
-            Script::Renew => vec![id, self.pick(&[ttl, "-10000", "-50000"]), "two", "30000"],
+            Script::Renew if keys.len() > 2 => vec![late, id, ttl, "two", "30000", "3630000"],
+            Script::Renew => {
+                vec![late, id, self.pick(&[ttl, "-10000", "-50000"]), "two", "30000"]
+            }
             Script::Inspect => vec![],
             Script::Describe => vec![each, "3"],
             Script::AcquireGroup => {

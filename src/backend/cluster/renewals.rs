@@ -67,7 +67,12 @@ impl ClusterRenewals {
                     redirect @ (Redirect::Moved { .. } | Redirect::Ask(_) | Redirect::Wait) => {
                         redirected.push((*at, redirect));
                     }
-                    _ => drop(report.failure.get_or_insert(BackendError::Node(failure))),
+                    _ => {
+                        if failure.outcome_unknown {
+                            leases[*at].on_unanswered_renewal(limits.deadline);
+                        }
+                        report.failure.get_or_insert(BackendError::Node(failure));
+                    }
                 },
             }
         }
@@ -105,6 +110,9 @@ impl ClusterRenewals {
                         .ok_or_else(|| NodeError::protocol("its reply lacks a lock"));
                 }
                 Err(error) => {
+                    if error.outcome_unknown {
+                        lease.on_unanswered_renewal(deadline);
+                    }
                     redirect = self.router.note(&error, &part);
                     failure = Some(error);
                 }

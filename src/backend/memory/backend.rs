@@ -236,7 +236,7 @@ impl LeaseRenewals for MemoryBackend {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
         let timeout = renewal_timeout(&limits, self.operation_timeout);
         let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
-        renew_on_one_server(leases, limits.batch_max, |requests| {
+        renew_on_one_server(leases, limits.batch_max, deadline, |requests| {
             requests.iter().map(|request| self.server.exchange(request, deadline)).collect()
         })
     }

@@ -286,14 +286,16 @@ impl Call<'_> {
 
     fn renew(mut self) -> StoreResult<Value> {
         let mut reply = vec![self.header()];
-        // Arguments are the nonce, id and ttl of each lock, the ttl of each token, the version.
-        let locks = self.args.len().checked_sub(self.keys.len().saturating_add(2));
+        // Arguments are the nonce, not_after, id and ttl of each lock, the ttl of each token, the
+        // version.
+        let locks = self.args.len().checked_sub(self.keys.len().saturating_add(3));
+        let is_late = number(&self.clock()) > number(self.arg(1));
         let Some((locks, tokens)) = locks.and_then(|locks| self.keys.split_at_checked(locks))
         else {
             return Err(CommandError("ERR wrong number of arguments".into()));
         };
-        for (key, pair) in locks.iter().zip(self.args[1..].chunks_exact(2)) {
-            let (id, may_shorten) = (&pair[0], !pair[1].starts_with(b"-"));
+        for (key, pair) in locks.iter().zip(self.args[2..].chunks_exact(2)) {
+            let (id, may_shorten) = (&pair[0], !is_late && !pair[1].starts_with(b"-"));
             let ttl = number(pair[1].strip_prefix(b"-").unwrap_or(&pair[1]));
             let holder = self.db.get(key);
             reply.push(match holder {
@@ -308,7 +310,7 @@ impl Call<'_> {
                 Ok(Some(holder)) => Value::BulkString(cut(&holder).to_vec()),
             });
         }
-        for (key, ttl) in tokens.iter().zip(&self.args[1 + 2 * locks.len()..]) {
+        for (key, ttl) in tokens.iter().zip(&self.args[2 + 2 * locks.len()..]) {
             if let Ok(Some(_)) = self.db.get(key) {
                 self.db.pexpire(key, number(ttl))?;
             }

@@ -43,7 +43,7 @@ impl LeaseRenewals for RedisRenewals {
         let connect_by = connect_by(began, deadline, &limits, self.operation_timeout);
         let batch_max = limits.batch_max;
         let mut limits = ExchangeLimits { deadline, connect_by, check: limits.check };
-        renew_on_one_server(leases, batch_max, |requests| self.ask(requests, &mut limits))
+        renew_on_one_server(leases, batch_max, deadline, |requests| self.ask(requests, &mut limits))
     }
 
     fn requests_max(&self) -> usize {
@@ -87,10 +87,11 @@ impl RedisRenewals {
 pub(crate) type RenewalResult = Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>;
 
 /// Renews leases on a server that decides alone, in one exchange. Each request is for at most
-/// `batch_max` leases.
+/// `batch_max` leases. The server carries out none of them in its usual way after `deadline`.
 pub(crate) fn renew_on_one_server(
     leases: &[&Arc<Lease>],
     batch_max: usize,
+    deadline: Moment,
     mut ask: impl FnMut(&[RenewSome<'_>]) -> Vec<RenewalResult>,
 ) -> RenewalReport {
     let now = clock::now();
@@ -119,6 +120,9 @@ pub(crate) fn renew_on_one_server(
                 }
             }
             Err(failure) => {
+                if failure.outcome_unknown {
+                    some.iter().for_each(|at| leases[*at].on_unanswered_renewal(deadline));
+                }
                 report.timed_out |= failure.is_timeout() && failure.outcome_unknown;
                 report.refusal = report.refusal.take().or_else(|| refusal_of_one_lock(&failure));
                 report.failure.get_or_insert(BackendError::Node(failure));
@@ -132,6 +136,7 @@ pub(crate) fn renew_on_one_server(
 pub(crate) fn conclude(lease: &Lease, sent: Moment, ttl: Duration, reply: RenewReply) -> Renewal {
     let why = match reply {
         RenewReply::Renewed => {
+            let ttl = lease.kept_for(ttl, sent);
             let until = deadline_from_sent(sent, ttl).max(lease.deadline());
             return Renewal::Confirmed { until, sent };
         }
@@ -211,7 +216,7 @@ mod tests {
             let grant = Grant::of_one_server(1, now.saturating_add(short), now);
             let lease = Arc::new(Lease::new(claim, grant, now));
             let sent = now.saturating_add(Duration::from_secs(5));
-            let report = renew_on_one_server(&[&lease], 100, |requests| {
+            let report = renew_on_one_server(&[&lease], 100, clock::now(), |requests| {
                 assert_eq!(requests.len(), 1);
                 lease.set_ttl(Duration::from_secs(600));
                 vec![Ok(Exchange { sent, reply: (1, vec![RenewReply::Renewed]) })]

@@ -7,8 +7,9 @@ use distlock::{LockError, LockGuard, LockLost, LockOptions};
 use crate::{
     family::Subject,
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_short_timeout,
-        expect_deadline_before_key_expiry, manager, pttl, server_behind_proxy, with_ttl,
+        CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
+        config_short_timeout, expect_deadline_before_key_expiry, is_renewal, manager, pttl,
+        server_behind_proxy, with_ttl,
     },
     support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -167,7 +168,7 @@ fn delayed_renewal_does_not_shorten_an_extended_lease() {
     let guard = mgr.lock_with("x", &with_ttl(20 * SECOND)).unwrap();
     guard.extend(600 * SECOND).unwrap();
     let delayed: Vec<redis::Value> =
-        server.query(&["EVAL", RENEW, "1", LOCK, "7", guard.id().as_str(), "-20000", "1"]);
+        server.query(&["EVAL", RENEW, "1", LOCK, "7", "1", guard.id().as_str(), "20000", "1"]);
     assert_eq!(delayed[1], redis::Value::Int(1));
     expect_deadline_before_key_expiry(&server, &guard);
     drop(guard);
@@ -186,6 +187,29 @@ fn delayed_renewal_does_not_shorten_an_extended_lease() {
     let (now_s, _): (u128, u128) = server.query(&["TIME"]);
     let expected = now_s * 1000 + ms(&server);
     assert!(expires.abs_diff(expected) < CALL_LIMIT.as_millis(), "{expires} {expected}");
+}
+
+/// The proxy holds a renewal back and cuts its connection. It reaches the server after the lease
+/// was extended, and still in its time.
+///
+/// Fault: N171
+#[test]
+fn lease_does_not_count_on_what_a_lost_renewal_may_shorten() {
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let guard = mgr.lock_with("x", &with_ttl(60 * SECOND)).unwrap();
+    // From here on, the server knows the script.
+    guard.renew().unwrap();
+    let late = proxy.on_request(is_renewal("lock:x"), Fault::HoldRequest);
+    std::thread::scope(|threads| {
+        threads.spawn(|| guard.renew());
+        late.wait_fired();
+        proxy.reset_all();
+    });
+    guard.extend(600 * SECOND).unwrap();
+    assert!(ms(&server) > 500_000 && guard.remaining() < 61 * SECOND, "{guard:?}");
+    late.release();
+    eventually("the late renewal shortens its time", TEST_TIMEOUT, || ms(&server) <= 60_000);
+    expect_deadline_before_key_expiry(&server, &guard);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         let (keys, count) = (keys(names), names.len().to_string());
         let mut words = vec!["EVAL", RENEW, &count];
         words.extend(keys.iter().map(String::as_str));
-        words.push(NONCE);
+        words.extend([NONCE, "9999999999999999"]);
         names.iter().for_each(|_| words.extend([ID, "30000"]));
         words.push("1");
         client.request(&words)

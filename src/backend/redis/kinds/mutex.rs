@@ -308,11 +308,11 @@ impl Request for Renew<'_> {
         Some(&RENEW)
     }
 
-    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
         let tokens =
             || self.0.iter().filter_map(|renewal| Some((renewal.token_key?, renewal.ttl_ms)));
         let (locks, token_count) = (self.0.len(), tokens().count());
-        RENEW.write_header(by, locks + token_count, 1 + 2 * locks + token_count, out);
+        RENEW.write_header(by, locks + token_count, 2 + 2 * locks + token_count, out);
         for renewal in self.0 {
             write_bulk(out, &[renewal.lock.as_bytes()]);
         }
@@ -320,6 +320,7 @@ impl Request for Renew<'_> {
             write_bulk(out, &token_key.map(str::as_bytes));
         }
         write_number(out, nonce);
+        write_number(out, not_after_us);
         for renewal in self.0 {
             write_bulk(out, &[renewal.id.as_bytes()]);
             if renewal.never_shorten {

@@ -60,12 +60,15 @@ fn request_is_one_well_formed_command() {
     });
     assert_eq!(
         script_arguments(&Renew(&renewals), &["a", "b", "c"].map(str::to_owned)),
-        ["i", "1", "j", "2", "k", "3"]
+        ["7", "i", "1", "j", "2", "k", "3"]
     );
     let fenced =
         [renewals[0], Renewal { token_key: Some(key.token_key()), ..renewals[1] }, renewals[2]];
     let keys = ["a", "b", "c", &keys[2]].map(str::to_owned);
-    assert_eq!(script_arguments(&Renew(&fenced), &keys), ["i", "1", "j", "2", "k", "3", "3600002"]);
+    assert_eq!(
+        script_arguments(&Renew(&fenced), &keys),
+        ["7", "i", "1", "j", "2", "k", "3", "3600002"]
+    );
 }
 
 fn release_of(key: &LockKey) -> Release<'_> {
