@@ -258,7 +258,12 @@ fn release_during_shutdown_takes_one_timeout() {
             // Without free connections, releases take turns.
             let connections = (0..10).map(|_| mgr.connection()).collect::<Result<Vec<_>>>()?;
             (0..nodes).for_each(|node| sim.stop_node(node));
-            current_sim().start_thread(sim.process(), move || drop(other));
+            // The first one gets the only turn.
+            let first = Rc::new(Cell::new(None));
+            let first_took = first.clone();
+            current_sim().start_thread(sim.process(), move || {
+                first_took.set(Some(timed(&current_sim(), || drop(other)).1));
+            });
             let mgr_to_shut_down = mgr.clone();
             current_sim().start_thread(sim.process(), move || {
                 current_sim().sleep(SEC / 2);
@@ -275,6 +280,8 @@ fn release_during_shutdown_takes_one_timeout() {
                 "{outcome:?} after {} ms",
                 took / MS
             );
+            sim.sleep(2 * SEC);
+            assert!(first.get().is_some_and(|took| took <= SEC + 10 * MS), "{first:?}");
             drop(connections);
             Ok(())
         });
