@@ -34,6 +34,8 @@ mod scenario;
 mod scripted;
 #[path = "sim/self_check.rs"]
 mod self_check;
+#[path = "sim/votes.rs"]
+mod votes;
 #[path = "sim/world.rs"]
 mod world;
 

@@ -8,19 +8,26 @@ use super::{
     world::{MS, SEC, Sim, Time},
 };
 
-const KEY: &[u8] = b"lock:x";
+pub(super) const KEY: &[u8] = b"lock:x";
 
-/// Delays what this process and the last node send each other.
-fn delay_last_node(sim: &Sim, one_way: Time) {
-    sim.net.borrow_mut().links[sim.process()][2] =
+/// Delays what this process and a node send each other.
+pub(super) fn delay(sim: &Sim, node: usize, one_way: Time) {
+    sim.net.borrow_mut().links[sim.process()][node] =
         Link { min_delay: one_way, max_delay: one_way, ..Link::default() };
 }
 
 /// Changes the keys of a node; `act` also receives the time there.
-fn on_node<T>(sim: &Sim, node: usize, act: impl FnOnce(&mut Keys, u64) -> T) -> T {
+pub(super) fn on_node<T>(sim: &Sim, node: usize, act: impl FnOnce(&mut Keys, u64) -> T) -> T {
     let (now, servers) = (sim.now.get(), &mut sim.net.borrow_mut().servers);
     let now_us = servers[node].now_us(now);
     act(&mut servers[node].fake.keys, now_us)
+}
+
+/// Another client gets this lock on a node.
+pub(super) fn give_to_other_client(sim: &Sim, node: usize) {
+    on_node(sim, node, |keys, now_us| {
+        keys.open(now_us, false).set(KEY, b"other client", Some(600_000)).expect("there is room")
+    });
 }
 
 /// One node has lost the lock to another client, so every renewal needs the slow node, whose
@@ -32,12 +39,8 @@ fn late_confirmations_keep_a_lease() {
         let guard = mgr.lock("x")?;
         // The renewer has connected.
         sim.sleep(5 * SEC);
-        on_node(sim, 1, |keys, now_us| {
-            keys.open(now_us, false)
-                .set(KEY, b"other client", Some(600_000))
-                .expect("there is room")
-        });
-        delay_last_node(sim, 300 * MS);
+        give_to_other_client(sim, 1);
+        delay(sim, 2, 300 * MS);
         sim.sleep(60 * SEC);
         assert!(guard.is_held());
         Ok(())
@@ -53,7 +56,7 @@ fn late_loss_is_repaired_within_a_lease() {
         let guard = mgr.lock("x")?;
         // The renewer has connected.
         sim.sleep(5 * SEC);
-        delay_last_node(sim, 75 * MS);
+        delay(sim, 2, 75 * MS);
         sim.sleep(10 * SEC);
         on_node(sim, 2, |keys, _| keys.put(KEY, None, None));
         sim.sleep(10 * SEC);

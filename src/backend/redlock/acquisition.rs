@@ -178,13 +178,11 @@ impl<'a> QuorumAcquisition<'a> {
             vote(&exchange.reply, is_quarantined)
         };
         let options = if ask_all {
-            let preferred = NodeSet::single(queue_node);
-            let mut options = BroadcastOptions::new(targets, deadline);
-            if claim.kind.membership().is_some() {
-                // Only the queue node knows of a writer that waits behind other readers.
-                options.preferred_wait = redlock.operation_timeout() / 4;
+            BroadcastOptions {
+                preferred: NodeSet::single(queue_node),
+                preferred_wait: redlock.queue_node_wait(queue_node, claim.kind),
+                ..BroadcastOptions::new(targets, deadline)
             }
-            BroadcastOptions { preferred, ..options }
         } else {
             BroadcastOptions::awaiting_all(targets, deadline)
         };

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Usual wait for preferred nodes once the outcome is decided.
-const PREFERRED_WAIT_MIN: Duration = Duration::from_millis(20);
+pub(super) const PREFERRED_WAIT_MIN: Duration = Duration::from_millis(20);
 
 /// Targets and limits of one broadcast.
 pub(crate) struct BroadcastOptions<'a> {

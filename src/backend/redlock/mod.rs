@@ -23,9 +23,12 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use self::{
-    acquisition::QuorumAcquisition, broadcast::broadcast, cleanup::QuorumCleaner,
-    renewals::QuorumRenewals, reported_holder::most_reported_holder,
-    round_pauses::subscribe_budget,
+    acquisition::QuorumAcquisition,
+    broadcast::broadcast,
+    cleanup::QuorumCleaner,
+    renewals::QuorumRenewals,
+    reported_holder::most_reported_holder,
+    round_pauses::{preferred_wait, subscribe_budget},
 };
 pub(crate) use self::{
     broadcast_options::BroadcastOptions,
@@ -168,6 +171,18 @@ impl Redlock {
         self.preferred_to(node)
             .map(|node| &self.nodes[node])
             .any(|node| !node.health.is_healthy() && !node.health.is_backing_off(now))
+    }
+
+    /// How long a claim waits for the reply of the queue node, although the other nodes grant the
+    /// lock: without it, the claim could pass the queue.
+    fn queue_node_wait(&self, node: usize, kind: LockKind) -> Duration {
+        let longest = self.operation_timeout / 4;
+        if kind.membership().is_some() {
+            // Only the queue node knows of a writer that waits behind other readers.
+            return longest;
+        }
+        let last = self.nodes[node].clock_sample().map(|sample| sample.round_trip());
+        preferred_wait(last.unwrap_or_default(), longest)
     }
 
     pub(crate) fn operation_timeout(&self) -> Duration {

@@ -1,8 +1,9 @@
-//! How long to wait between rounds, for nodes to release votes, and for a node to accept a
-//! subscription. Pure.
+//! How long to wait between rounds, for preferred nodes, for nodes to release votes, and for a node
+//! to accept a subscription. Pure.
 
 use std::time::Duration;
 
+use super::broadcast_options::PREFERRED_WAIT_MIN;
 use crate::{
     core::backoff::{RETRY_PAUSE_MAX, splitmix64},
     sys::clock::Moment,
@@ -32,6 +33,12 @@ pub(crate) fn vote_backoff(lost_rounds: u32, split: bool, jitter_seed: u64) -> D
 pub(crate) fn release_wait_until(asked_at: Moment, now: Moment, call_deadline: Moment) -> Moment {
     now.saturating_add((now.duration_since(asked_at) * 4).clamp(RELEASE_WAIT_MIN, RELEASE_WAIT_MAX))
         .min(call_deadline)
+}
+
+/// How long to wait for a preferred node once the outcome is decided. A node that is far away
+/// replies long after the others.
+pub(crate) fn preferred_wait(last_round_trip: Duration, longest: Duration) -> Duration {
+    last_round_trip.saturating_mul(2).min(longest).max(PREFERRED_WAIT_MIN)
 }
 
 /// Share of the remaining time that the next node gets to accept a subscription, after `tried` of

@@ -1,0 +1,61 @@
+//! Votes of lost rounds, and the vote of a queue node that is far away.
+
+use distlock::RedisMgr;
+
+use super::{
+    late_replies::{delay, give_to_other_client},
+    scripted::scripted,
+    world::{MS, SEC, Sim},
+};
+
+/// The nodes in the order in which clients prefer them. The first is the queue node.
+fn nodes_in_order(sim: &Sim) -> [usize; 3] {
+    let mut nodes = [0, 1, 2];
+    nodes.sort_by_key(|node| sim.net.borrow().servers[*node].fake.run_id);
+    nodes
+}
+
+/// Delays a node by 40 ms each way, and acquires a lock that needs its vote.
+fn move_away(sim: &Sim, mgr: &RedisMgr, node: usize) -> distlock::Result<()> {
+    let other = (node + 1) % 3;
+    delay(sim, node, 40 * MS);
+    sim.stop_node(other);
+    drop(mgr.lock("warm")?);
+    sim.continue_node(other);
+    sim.sleep(3 * SEC);
+    Ok(())
+}
+
+/// A waiter has been granted the lock on the queue node, and not on the others yet. Those grant it
+/// to a newcomer long before the queue node replies.
+///
+/// Fault: N200
+/// Promise: P4
+#[test]
+fn newcomer_waits_for_a_distant_queue_node() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, ..] = nodes_in_order(sim);
+        move_away(sim, mgr, queue_node)?;
+        give_to_other_client(sim, queue_node);
+        let error = mgr.try_lock("x").expect_err("a waiter has the queue node");
+        assert_eq!(error.holder().map(|holder| holder.id()), Some("other client"), "{error:?}");
+        Ok(())
+    });
+}
+
+/// Fault: N200
+#[test]
+fn stopped_distant_queue_node_delays_few_locks() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, ..] = nodes_in_order(sim);
+        move_away(sim, mgr, queue_node)?;
+        sim.stop_node(queue_node);
+        let before = sim.now.get();
+        for _ in 0..100 {
+            drop(mgr.lock("x")?);
+        }
+        let took = sim.now.get() - before;
+        assert!(took < SEC, "{} ms", took / MS);
+        Ok(())
+    });
+}
