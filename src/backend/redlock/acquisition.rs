@@ -436,7 +436,7 @@ impl Acquisition for QuorumAcquisition<'_> {
 
     /// A waiter that is not queued must ask again itself in order to queue.
     fn must_ask_itself(&self) -> bool {
-        self.is_head || !self.queue_confirmed || !self.releases.pending().is_empty()
+        self.is_head || !self.queue_confirmed || self.releases.is_unfinished()
     }
 
     fn residue(&self) -> Option<Residue> {

@@ -21,6 +21,8 @@ pub(super) struct VoteReleases {
     /// Nodes on which the lock and the queue entry of our claim must be released before the next
     /// request, for example because the queue node changed.
     pub(super) to_release: NodeSet,
+    /// Nodes to which the release of a vote could not be sent. They get it after their back-off.
+    unsent: NodeSet,
     pending: Vec<PendingRelease>,
 }
 
@@ -53,6 +55,11 @@ impl VoteReleases {
         self.pending.iter().map(|release| release.node).collect()
     }
 
+    /// Whether votes are still to be released, or their releases to be confirmed.
+    pub(super) fn is_unfinished(&self) -> bool {
+        !self.pending.is_empty() || !self.unsent.is_empty()
+    }
+
     /// Time at which the next of these nodes can be asked again in any case.
     pub(super) fn next_expiry(&self) -> Moment {
         self.pending.iter().map(|release| release.expires_at).min().unwrap_or(Moment::NEVER)
@@ -75,9 +82,13 @@ impl VoteReleases {
         let expired = self.pending.iter().filter(|release| release.may_have_expired(now));
         let expired: NodeSet = expired.map(|release| release.node).collect();
         self.pending.retain(|release| now < release.expires_at && !release.is_acknowledged());
+        let is_due = |node: &usize| !redlock.node(*node).health.is_backing_off(now);
+        let due: NodeSet = self.unsent.iter().filter(is_due).collect();
+        self.unsent = self.unsent.difference(due).difference(keep);
         // A release that was not confirmed in time may have been ignored, so send it again.
         let to_release = std::mem::take(&mut self.to_release)
             .union(expired.intersection(footprint.may_hold))
+            .union(due)
             .difference(keep);
         let deadline = now.saturating_add(redlock.operation_timeout());
         self.send(redlock, connections, footprint, request, to_release, now, deadline);
@@ -128,7 +139,11 @@ impl VoteReleases {
                     ..
                 }) => {}
                 Response::Replied(_) => footprint.forget(node),
-                Response::Failed(failure) if !failure.outcome_unknown => {}
+                // Where we may be queued, we ask again, and keep our place until then.
+                Response::Failed(failure) if !failure.outcome_unknown => {
+                    let unsent = NodeSet::single(node).difference(footprint.queued_on);
+                    self.unsent = self.unsent.union(unsent);
+                }
                 _ => {
                     let ack = responses.pending_acks.iter().find(|(of, _)| *of == node);
                     self.pending.push(PendingRelease {
