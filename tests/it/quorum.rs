@@ -5,6 +5,7 @@ mod fencing;
 mod handover;
 mod late_replies;
 mod leases;
+mod lost_votes;
 mod membership;
 mod minority;
 mod node_faults;

@@ -12,6 +12,8 @@ use crate::{
 pub(super) struct Footprint {
     /// Nodes that may know our id, as the holder or in the queue.
     pub(super) may_hold: NodeSet,
+    /// Nodes whose reply was lost in a round: they may execute its request even after a release.
+    broken: NodeSet,
     /// Nodes on which we may have a queue entry. Includes a former queue node that has not
     /// confirmed the removal of our entry.
     pub(super) queued_on: NodeSet,
@@ -27,6 +29,7 @@ impl Footprint {
     pub(super) fn new(now: Moment) -> Footprint {
         Footprint {
             may_hold: NodeSet::EMPTY,
+            broken: NodeSet::EMPTY,
             queued_on: NodeSet::EMPTY,
             broken_until: now,
             unanswered: NodeSet::EMPTY,
@@ -34,10 +37,11 @@ impl Footprint {
         }
     }
 
-    /// Records that a node knows nothing of the claim.
+    /// Records that a node knows nothing of the claim, unless a lost request can arrive there.
     pub(super) fn forget(&mut self, node: usize) {
-        self.may_hold = self.may_hold.difference(NodeSet::single(node));
-        self.queued_on = self.queued_on.difference(NodeSet::single(node));
+        let known = NodeSet::single(node).difference(self.broken);
+        self.may_hold = self.may_hold.difference(known);
+        self.queued_on = self.queued_on.difference(known);
     }
 
     /// Records that our entry may be in the queue of a node.
@@ -54,6 +58,7 @@ impl Footprint {
         outcome_unknown: NodeSet,
         deadline: Moment,
     ) {
+        self.broken = self.broken.union(outcome_unknown);
         if !outcome_unknown.is_empty() {
             self.broken_until = self.broken_until.max(deadline);
         }

@@ -49,7 +49,7 @@ fn expect_cleaned_up(nodes: &Nodes, before: u64) {
 }
 
 /// Number of scripts that this node has executed.
-fn scripts(nodes: &Nodes, node: usize) -> u64 {
+pub(super) fn scripts(nodes: &Nodes, node: usize) -> u64 {
     let calls = nodes.server(node).commandstats();
     ["eval", "evalsha"].iter().filter_map(|command| calls.get(*command)).sum()
 }
@@ -260,34 +260,6 @@ fn node_with_a_release_in_flight_does_not_carry_a_lease() {
     // Of two live nodes only one counts, so the renewal has failed.
     assert_ne!(mgr.metrics().renewals_failed(), 0);
     held.release();
-}
-
-/// The other nodes refuse the lock. Before the reply of the first one has arrived, the connection
-/// to the node that granted the lock breaks, and no other can be opened.
-///
-/// Fault: N201
-/// Promise: P5
-#[test]
-fn vote_that_could_not_be_released_is_released_later() {
-    let nodes = Nodes::start(3).behind_proxies(&[0, 2]);
-    let mgr = manager(&nodes);
-    warm_up(&nodes, &mgr);
-    for node in [0, 1] {
-        nodes.server(node).query::<()>(&["SET", &key("x"), "other client", "PX", "600000"]);
-    }
-    let late = nodes.proxy(0).on_request(contains("lock:x"), Fault::HoldReply);
-    let lost = nodes.proxy(2).on_request(contains("lock:x"), Fault::ResetAfterRequest);
-    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock_with(name, &with_ttl(600 * SECOND)));
-    lost.wait_fired();
-    nodes.proxy(2).refuse();
-    late.wait_fired();
-    assert!(nodes.values(&key("x"))[2].is_some());
-    late.release();
-    eventually("it waits", TEST_TIMEOUT, || queue_length(nodes.server(0), "x") == 1);
-    nodes.proxy(2).heal();
-    eventually("the vote is released", TEST_TIMEOUT, || nodes.values(&key("x"))[2].is_none());
-    [1, 0].into_iter().for_each(|node| drop(nodes.server(node).cli(&["DEL", &key("x")])));
-    drop(waiting.join().unwrap().unwrap());
 }
 
 /// The release overtakes the acquire request, because it uses another connection: one from the
