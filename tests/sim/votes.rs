@@ -3,7 +3,7 @@
 use distlock::RedisMgr;
 
 use super::{
-    late_replies::{delay, give_to_other_client},
+    late_replies::{KEY, delay, give_to_other_client, on_node},
     scripted::scripted,
     world::{MS, SEC, Sim},
 };
@@ -56,6 +56,33 @@ fn stopped_distant_queue_node_delays_few_locks() {
         }
         let took = sim.now.get() - before;
         assert!(took < SEC, "{} ms", took / MS);
+        Ok(())
+    });
+}
+
+/// The queue node grants the lock, and the others refuse it, one of them late. Then the queue node
+/// stops, so that it confirms no release before the call ends. It ignores the release later.
+///
+/// Fault: N203
+/// Promise: P5
+#[test]
+fn unconfirmed_vote_of_the_queue_node_is_cleaned_up() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, near, distant] = nodes_in_order(sim);
+        drop(mgr.lock("warm")?);
+        sim.sleep(3 * SEC);
+        [near, distant].into_iter().for_each(|node| give_to_other_client(sim, node));
+        delay(sim, distant, 300 * MS);
+        sim.after(100 * MS, move |sim| sim.stop_node(queue_node));
+        let error = mgr.try_lock("x").expect_err("another client holds it");
+        assert!(error.is_contended(), "{error:?}");
+        let is_held = || on_node(sim, queue_node, |keys, now_us| keys.peek(KEY, now_us).is_some());
+        assert!(is_held());
+        sim.sleep(2 * SEC);
+        sim.continue_node(queue_node);
+        sim.sleep(3 * SEC);
+        // Otherwise it expires after ten seconds.
+        assert!(!is_held());
         Ok(())
     });
 }

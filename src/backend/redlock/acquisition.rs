@@ -376,10 +376,11 @@ impl<'a> QuorumAcquisition<'a> {
             {
                 return NextStep::AskAgainAt(again_at);
             }
-            let replied = reply.is_some_and(|reply| !matches!(reply, AcquireReply::Expired { .. }));
             let may_be_queued = self.footprint.queued_on.contains(self.queue_node);
-            if mode == AcquireMode::Leave && replied || !(may_be_queued || self.is_head) {
-                // We left the queue, or were never in it.
+            if matches!(reply, Some(AcquireReply::Busy { .. }))
+                && (mode == AcquireMode::Leave || !may_be_queued)
+            {
+                // We left the queue, or were never in it. A vote is forgotten once it is released.
                 self.footprint.forget(self.queue_node);
             }
             return NextStep::GiveUp;
