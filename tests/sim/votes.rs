@@ -5,8 +5,10 @@ use distlock::RedisMgr;
 use super::{
     late_replies::{KEY, delay, give_to_other_client, on_node},
     scripted::scripted,
-    world::{MS, SEC, Sim},
+    world::{MS, SEC, Sim, current_sim},
 };
+
+const QUEUE_KEY: &[u8] = b"distlock:queue:{lock:x}";
 
 /// The nodes in the order in which clients prefer them. The first is the queue node.
 fn nodes_in_order(sim: &Sim) -> [usize; 3] {
@@ -85,4 +87,46 @@ fn unconfirmed_vote_of_the_queue_node_is_cleaned_up() {
         assert!(!is_held());
         Ok(())
     });
+}
+
+/// The second node has lost the lock, so the head of its queue has the lock there. Then the first
+/// node replies again, before the others do, and refuses the lock. If the head asked again at once
+/// each time, it would never wait, and its subscription would never move.
+///
+/// Fault: N204
+/// Promise: P4
+#[test]
+fn former_head_moves_to_the_recovered_queue_node() {
+    for tenths in 0..20 {
+        scripted(3, move |sim, mgr| {
+            let [first, second, third] = nodes_in_order(sim);
+            [first, second, third].into_iter().for_each(|node| give_to_other_client(sim, node));
+            sim.stop_node(first);
+            let waiter = mgr.clone();
+            let thread = current_sim().start_thread(sim.process(), move || {
+                if let Err(error) = waiter.lock("x") {
+                    current_sim().violation(format!("unexpected error: {error}"));
+                }
+            });
+            sim.sleep(3 * SEC);
+            assert!(is_queued_on(sim, second));
+            [second, third].into_iter().for_each(|node| delay(sim, node, 5 * MS));
+            on_node(sim, second, |keys, _| keys.put(KEY, None, None));
+            sim.sleep(SEC + tenths * 100 * MS);
+            sim.continue_node(first);
+            sim.sleep(5 * SEC);
+            assert!(is_queued_on(sim, first));
+            for node in [second, third, first] {
+                on_node(sim, node, |keys, _| keys.put(KEY, None, None));
+            }
+            while !sim.is_done(thread) {
+                sim.sleep(MS);
+            }
+            Ok(())
+        });
+    }
+}
+
+fn is_queued_on(sim: &Sim, node: usize) -> bool {
+    on_node(sim, node, |keys, now_us| keys.live_entries(now_us).any(|(key, ..)| key == QUEUE_KEY))
 }

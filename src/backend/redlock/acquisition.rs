@@ -377,15 +377,18 @@ impl<'a> QuorumAcquisition<'a> {
                 return NextStep::AskAgainAt(again_at);
             }
             let may_be_queued = self.footprint.queued_on.contains(self.queue_node);
-            if matches!(reply, Some(AcquireReply::Busy { .. }))
-                && (mode == AcquireMode::Leave || !may_be_queued)
-            {
+            let is_not_queued = mode == AcquireMode::Leave || !may_be_queued;
+            if is_not_queued && matches!(reply, Some(AcquireReply::Busy { .. })) {
                 // We left the queue, or were never in it. A vote is forgotten once it is released.
                 self.footprint.forget(self.queue_node);
             }
             return NextStep::GiveUp;
         }
-        if self.is_head || is_split {
+        // The queue belongs on an earlier node. A subscription moves there while its thread waits.
+        let must_move = mode != AcquireMode::Try
+            && round.claim_window_only
+            && round.is_held_on(self.queue_node);
+        if self.is_head || is_split || must_move {
             return NextStep::AskAgainAt(again_at);
         }
         // If the key holds another type, there is no queue to join.
