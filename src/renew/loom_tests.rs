@@ -60,12 +60,10 @@ impl ResidueSink for NoResidues {
 /// A renewer whose threads are run by the test.
 fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
     let shared = Arc::new(Shared::default());
+    let finished = Arc::<Slot<()>>::default();
+    finished.fill(());
     (
-        Checked::new(LockRenewer {
-            shared: shared.clone(),
-            timer: Mutex::new(None),
-            finished: bounded(0).1,
-        }),
+        Checked::new(LockRenewer { shared: shared.clone(), timer: Mutex::new(None), finished }),
         shared,
     )
 }
@@ -257,6 +255,23 @@ fn lease_of_a_next_holder_ends_with_the_others() {
         stops.join().unwrap();
         let goes_on = next.as_ref().unwrap_or(&former);
         assert_eq!(goes_on.ended(), Some(LeaseEnd::Lost(LockLost::Shutdown)));
+        drop(registration);
+    });
+}
+
+/// A holder asks for a renewal while the worker is about to wait, and waits for the outcome.
+#[test]
+fn holder_learns_the_outcome_of_the_renewal_it_asks_for() {
+    model(|| {
+        let (renewer, shared) = renewer();
+        let worker = thread::spawn(move || {
+            let due = shared.wait_for_renewals(Moment::NEVER).unwrap();
+            shared.state.lock().asked.on_renewed(due[0].0, clock::now());
+        });
+        let lease = lease(Duration::from_secs(60), far());
+        let registration = renewer.register(&lease, plan()).unwrap();
+        assert!(matches!(registration.renew_now(Moment::NEVER), Some(Ok(()))));
+        worker.join().unwrap();
         drop(registration);
     });
 }

@@ -19,8 +19,6 @@ mod worker;
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-
 pub(crate) use self::schedule::RenewalPlan;
 use self::{
     context::Context,
@@ -38,6 +36,7 @@ use crate::{
     observe::Observer,
     sys::{
         clock::{self, Moment},
+        slot::Slot,
         sync::{Condvar, Mutex, MutexGuard},
         threads::{self, Thread},
     },
@@ -63,8 +62,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) struct LockRenewer {
     shared: Arc<Shared>,
     timer: Mutex<Option<Thread>>,
-    /// Disconnected when the timer has finished.
-    finished: Receiver<()>,
+    /// Filled when the timer has finished.
+    finished: Arc<Slot<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -150,11 +149,12 @@ impl LockRenewer {
         let context = Context { backend, observer, shared: shared.clone(), residues };
         let worker = Worker::new(context.clone());
         let worker = threads::spawn("distlock-renew-io", move || worker.run(probe_interval))?;
-        let (running, finished) = bounded(0);
+        let finished = Arc::<Slot<()>>::default();
         let timer = Timer { context, worker };
+        let reported = finished.clone();
         let timer = threads::spawn("distlock-renewer", move || {
-            let _running: Sender<()> = running;
             timer.run();
+            reported.fill(());
         });
         let timer = timer.inspect_err(|_| shared.shut_down(Moment::from_nanos(0)))?;
         Ok(LockRenewer { shared, timer: Mutex::new(Some(timer)), finished })
@@ -182,7 +182,7 @@ impl LockRenewer {
             Some(timer) => timer.join(),
             // Another caller joins the thread. Wait here as well: the process may exit next, and
             // the locks must be released first.
-            None => drop(clock::recv_until(&self.finished, deadline)),
+            None => drop(self.finished.wait_until(deadline)),
         }
     }
 }

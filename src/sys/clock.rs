@@ -14,8 +14,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::Receiver;
-
 use crate::sys::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(feature = "testing")]
@@ -219,43 +217,6 @@ pub(crate) fn wake_all(condvar: &Condvar) {
         return clock.wake(condvar_address(condvar));
     }
     condvar.notify_all();
-}
-
-/// Receives a message. Returns `None` if no message has arrived by `until`, or if the sender is
-/// gone.
-pub(crate) fn recv_until<T>(receiver: &Receiver<T>, until: Moment) -> Option<T> {
-    #[cfg(feature = "testing")]
-    if let Some(world) = sim::world() {
-        return poll(&*world, until, || match receiver.try_recv() {
-            Ok(answer) => Some(Some(answer)),
-            Err(crossbeam_channel::TryRecvError::Disconnected) => Some(None),
-            Err(crossbeam_channel::TryRecvError::Empty) => None,
-        })
-        .flatten();
-    }
-    #[cfg(feature = "testing")]
-    if let Some(clock) = manual::current() {
-        return clock.recv_until(receiver, until.0);
-    }
-    receiver.recv_timeout(until.duration_since(now())).ok()
-}
-
-/// Calls `check` repeatedly until it returns a value or `until` is reached. For events that do not
-/// wake a simulated thread.
-#[cfg(feature = "testing")]
-pub(crate) fn poll<T>(
-    world: &dyn sim::SimWorld,
-    until: Moment,
-    mut check: impl FnMut() -> Option<T>,
-) -> Option<T> {
-    loop {
-        let found = check();
-        let now = Moment(world.now());
-        if found.is_some() || now >= until {
-            return found;
-        }
-        world.park(0, now.saturating_add(Duration::from_micros(500)).min(until).0);
-    }
 }
 
 #[cfg(feature = "testing")]

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// What a new clock shows, in nanoseconds.
@@ -17,8 +16,6 @@ const FIRST: u64 = 1_000_000_000_000;
 /// How long an advance waits for a thread that does not wait, in real time, before it goes on: a
 /// handler of events could wait for the thread that advances.
 const BUSY_MAX: Duration = Duration::from_secs(60);
-/// Interval at which a wait for a channel looks whether the clock has gone on, in real time.
-const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A clock that stands, except during [`advance`](Self::advance) and while its owner waits: there
 /// is nobody else then who could advance it.
@@ -206,29 +203,6 @@ impl ManualClock {
     pub(super) fn wake(&self, place: usize) {
         self.state.lock().wake(|waiting| waiting.place == place);
         self.changed.notify_all();
-    }
-
-    /// Receives a message. Returns `None` if no message has arrived by `until`, or if the sender is
-    /// gone.
-    pub(super) fn recv_until<T>(&self, receiver: &Receiver<T>, until: u64) -> Option<T> {
-        let is_owner = thread::current().id() == self.owner;
-        loop {
-            match receiver.recv_timeout(POLL_INTERVAL) {
-                Ok(message) => return Some(message),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            let mut state = self.state.lock();
-            if state.now >= until {
-                return None;
-            }
-            // This thread itself is busy.
-            if is_owner && state.busy == 1 && !state.step(until) {
-                state.now = until;
-            }
-            drop(state);
-            self.changed.notify_all();
-        }
     }
 
     /// Goes on by this span. Everything that is due meanwhile happens in its order, and before this

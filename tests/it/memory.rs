@@ -3,7 +3,7 @@
 mod fakes;
 mod slow;
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use distlock::{LockError, LockLost, LockOptions, RedisMgr, Released, testing::MemoryServer};
 
@@ -28,6 +28,13 @@ fn await_waiter(mgr: &RedisMgr, name: &str) {
     eventually("it waits", TEST_TIMEOUT, || {
         mgr.holder(name).unwrap().is_some_and(|holder| holder.waiters() == Some(1))
     });
+}
+
+/// Runs a test on a thread of its own, and fails if it hangs.
+fn ends(test: impl FnOnce() + Send + 'static) {
+    let whole = thread::spawn(test);
+    eventually("it has ended", TEST_TIMEOUT, || whole.is_finished());
+    whole.join().unwrap();
 }
 
 #[test]
@@ -311,6 +318,18 @@ mod manual {
         assert!(other.is_locked("x").unwrap());
         server.advance(11 * SECOND);
         assert!(!other.is_locked("x").unwrap());
+    }
+
+    /// Detaching waits until no copy of the first request can be applied.
+    #[test]
+    fn detaching_waits_by_the_clock_of_the_server() {
+        ends(|| {
+            let server = MemoryServer::new();
+            let mgr = server.manager();
+            server.advance(365 * 86_400 * SECOND);
+            let detached = mgr.lock("x").unwrap().detach().unwrap();
+            drop(server.manager().adopt(&detached).unwrap());
+        });
     }
 
     #[test]

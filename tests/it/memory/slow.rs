@@ -2,8 +2,9 @@
 
 use std::{thread, time::Duration};
 
-use distlock::{LockError, LockLost, LockOptions, RedisMgr, testing::MemoryServer};
+use distlock::{LockError, LockGuard, LockLost, LockOptions, RedisMgr, testing::MemoryServer};
 
+use super::ends;
 use crate::{
     helpers::{SECOND, UnwrapReleased, spawn_call},
     support::{TEST_TIMEOUT, eventually},
@@ -104,11 +105,46 @@ fn call_on_another_thread_waits_for_the_clock() {
     assert!(call.join().unwrap().unwrap_err().is_unavailable());
 }
 
+/// The owner of the clock advances it while another thread waits for a renewal.
+#[test]
+fn renewal_on_another_thread_waits_for_the_clock() {
+    let calls: [fn(&LockGuard) -> distlock::Result<()>; 2] =
+        [LockGuard::renew, |guard| guard.extend(20 * SECOND)];
+    for call in calls {
+        ends(move || {
+            let server = MemoryServer::new();
+            let mgr = server.manager();
+            let guard = mgr.lock("x").unwrap();
+            server.slow(SECOND / 2);
+            let calling = thread::spawn(move || call(&guard));
+            while !calling.is_finished() {
+                server.advance(SECOND / 10);
+            }
+            calling.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn renewals_by_the_owner_of_the_clock_and_another_thread_end() {
+    ends(|| {
+        let server = MemoryServer::new();
+        let mgr = server.manager();
+        let (own, others) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
+        server.slow(SECOND / 2);
+        let call = thread::spawn(move || others.renew());
+        while !call.is_finished() {
+            own.renew().unwrap();
+        }
+        call.join().unwrap().unwrap();
+    });
+}
+
 /// The shutdown joins threads that wait for replies.
 #[test]
 fn manager_of_a_slow_server_shuts_down() {
     for delay in [SECOND / 5, TOO_LATE] {
-        let whole = thread::spawn(move || {
+        ends(move || {
             let server = MemoryServer::new();
             let (mgr, other) = (server.manager(), server.manager());
             let (guard, kept) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
@@ -122,7 +158,25 @@ fn manager_of_a_slow_server_shuts_down() {
             server.advance(11 * SECOND);
             assert!(!other.is_locked("x").unwrap() && !other.is_locked("y").unwrap());
         });
-        eventually("it has shut down", TEST_TIMEOUT, || whole.is_finished());
-        whole.join().unwrap();
     }
+}
+
+/// The first one releases the lock, and the reply to that needs time.
+#[test]
+fn two_shutdowns_on_other_threads_end_as_time_passes() {
+    ends(|| {
+        let server = MemoryServer::new();
+        let mgr = server.manager();
+        let kept = mgr.lock("x").unwrap();
+        server.slow(SECOND / 5);
+        let shut_down = || spawn_call(&mgr, "", |mgr, _| mgr.shutdown());
+        let first = shut_down();
+        eventually("the shutdown has begun", TEST_TIMEOUT, || !kept.is_held());
+        let second = shut_down();
+        while !(first.is_finished() && second.is_finished()) {
+            server.advance(SECOND / 1_000);
+        }
+        server.resume();
+        assert!(!server.manager().is_locked("x").unwrap());
+    });
 }
