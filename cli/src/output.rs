@@ -12,25 +12,38 @@ use crate::{
 /// Prints all of `text`. A closed pipe is not an error, because a reader such as `head` has seen
 /// enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    check_stdout(write(text))
+}
+
+/// Writes all of `text` to standard output. A closed pipe is an error.
+pub(crate) fn write(text: &str) -> io::Result<()> {
     let mut out = std::io::stdout().lock();
-    check_stdout(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
 /// Turns the result of a write to standard output into the outcome of the program.
 pub(crate) fn check_stdout(result: io::Result<()>) -> Result<(), Failure> {
     match result {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::new(Exit::CannotRun, format!("cannot write to standard output: {error}")))
+            Err(Failure::new(Exit::CannotRun, cannot_write(&error)))
         }
         _ => Ok(()),
     }
 }
 
+pub(crate) fn cannot_write(error: &io::Error) -> String {
+    format!("cannot write to standard output: {error}")
+}
+
 /// Prints the output of a command as indented JSON.
 pub(crate) fn print_json(content: impl serde::Serialize) -> Result<(), Failure> {
+    print(&to_json(content)?)
+}
+
+pub(crate) fn to_json(content: impl serde::Serialize) -> Result<String, Failure> {
     let json = serde_json::to_string_pretty(&Versioned::new(content))
         .map_err(|error| Failure::new(Exit::CannotRun, format!("cannot write JSON: {error}")))?;
-    print(&(escape_json(&json) + "\n"))
+    Ok(escape_json(&json) + "\n")
 }
 
 /// Escapes control characters, which occur only within JSON strings, so that a terminal cannot obey

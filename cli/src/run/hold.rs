@@ -1,7 +1,7 @@
 //! `distlock lock`: holds locks until a signal arrives, or leaves one to `distlock adopt`.
 
 use crossbeam_channel::{Receiver, select};
-use distlock::Released;
+use distlock::{Detached, LockManager, Released};
 
 use super::{
     acquire::{AcquireResult, Request, acquire, not_acquired},
@@ -53,26 +53,43 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
             detached: None,
         })
         .collect();
-    let left = match held {
-        Held::One(guard) if options.detach => {
-            let detached = guard.detach()?.to_string();
-            locks.iter_mut().for_each(|lock| lock.detached = Some(detached.clone()));
-            None
-        }
-        held => Some(held),
+    let held = match held {
+        Held::One(guard) if options.detach => Err(guard.detach()?),
+        held => Ok(held),
     };
-    if options.json {
-        output::print_json(AcquiredJson { locks })?;
+    if let Err(detached) = &held {
+        locks.iter_mut().for_each(|lock| lock.detached = Some(detached.to_string()));
+    }
+    let text = if options.json {
+        output::to_json(AcquiredJson { locks })?
     } else {
         let lines = locks.into_iter().map(|AcquiredLockJson { name, token, detached, .. }| {
             // Not escaped, because it is for distlock and not for people.
             detached.unwrap_or_else(|| format!("{token} {}", format::escape(&name))) + "\n"
         });
-        output::print(&lines.collect::<String>())?;
+        lines.collect::<String>()
+    };
+    match held {
+        Ok(held) => {
+            output::print(&text)?;
+            hold_until_signal(held, &signals.received, options.acquire.verbose)
+        }
+        Err(detached) => print_detached(&*mgr, &detached, &text),
     }
-    left.map_or(Ok(Exit::Success), |held| {
-        hold_until_signal(held, &signals.received, options.acquire.verbose)
-    })
+}
+
+/// Prints what the successor needs. Releases the lock if that fails, because nobody can adopt it.
+fn print_detached(mgr: &dyn LockManager, detached: &Detached, text: &str) -> Outcome {
+    let Err(error) = output::write(text) else { return Ok(Exit::Success) };
+    let (name, ttl) = (format::quote(detached.name()), format::duration(detached.ttl()));
+    let then = match mgr.force_release_if(detached.name(), detached.id().as_str()) {
+        Ok(Released::Released) => format!("lock {name} was released"),
+        Ok(other) => format!("lock {name} was not released: {other}"),
+        Err(error) => {
+            format!("lock {name} stays held until it expires, after {ttl} at the latest: {error}")
+        }
+    };
+    Err(Failure::new(Exit::CannotRun, output::cannot_write(&error) + "; " + &then))
 }
 
 /// Checks the options, and what they mean together.

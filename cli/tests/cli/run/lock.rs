@@ -1,5 +1,7 @@
 //! `distlock lock`, and `distlock adopt` for what it leaves.
 
+use std::{fs::File, io};
+
 use rustix::process::Signal;
 
 use super::fixture::{Fixture, KEY, LONG_TTL, RunProcess};
@@ -123,6 +125,33 @@ fn detached_lock_is_adopted_by_one_command() {
         assert!(err.contains("lock \"x\" is lost: it no longer exists on the server"), "{err}");
         assert!(err.contains("; acquire it again before you go on"), "{err}");
         fixture.expect_nothing_left();
+    }
+}
+
+/// Nobody has the text that is needed to adopt it.
+#[test]
+fn lock_is_released_if_its_detached_text_cannot_be_written() {
+    let fixture = Fixture::new();
+    let kinds = [&[][..], &["--shared"], &["--permits", "2"], &["--json"]];
+    for (kind, full) in kinds.into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+        let mut command =
+            fixture.distlock(&[&["lock", "--ttl", LONG_TTL, "--detach", "x"], kind].concat());
+        if full {
+            command.stdout(File::create("/dev/full").unwrap());
+        } else {
+            let (reader, writer) = io::pipe().unwrap();
+            drop(reader);
+            command.stdout(writer);
+        }
+        let ended = command.output().unwrap();
+        let err = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(126), "{kind:?}: {err}");
+        let why = if full { "No space left" } else { "Broken pipe" };
+        assert!(err.starts_with(&format!("distlock: cannot write to standard output: {why}")));
+        assert!(err.ends_with("; lock \"x\" was released\n"), "{err}");
+        fixture.expect_nothing_left();
+        assert_eq!(lock(&fixture, &["-n", "--detach", "x"]).code(), 0, "{kind:?}");
+        fixture.server.cli(&["DEL", KEY]);
     }
 }
 
