@@ -156,6 +156,8 @@ impl Job<'_> {
         let exit =
             self.release_lock(held, result.as_ref().map_or(Exit::CannotRun, |result| result.exit));
         drop(guardian);
+        // Before a signal ends this process: the manager tries again to release what is left.
+        drop(mgr);
         result.map(|result| exit_by_signal(exit, result.signal_origin))
     }
 

@@ -13,11 +13,15 @@ use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system}
 use super::{
     Fixture,
     alone::Alone,
-    fixture::{LONG_TTL, await_state, is_alive, signal},
+    fixture::{KEY, LONG_TTL, await_state, is_alive, signal},
+    killed::behind_a_proxy,
 };
 use crate::{
     pty::reset_ignored,
-    support::{TEST_TIMEOUT, Watchdog, eventually, process_state, run_elsewhere, trial_succeeded},
+    support::{
+        Fault, TEST_TIMEOUT, Watchdog, contains, eventually, process_state, run_elsewhere,
+        trial_succeeded,
+    },
 };
 use rustix::process::Signal;
 
@@ -233,6 +237,24 @@ fn wrapper_dies_of_interrupt_of_whole_job() {
         drop(guard);
         fixture.expect_nothing_left();
     }
+}
+
+/// The first requests for the release disappear, also the one of the clean-up.
+#[test]
+fn wrapper_that_dies_of_interrupt_retries_its_release() {
+    reset_ignored(Signal::INT);
+    let (fixture, proxy) = behind_a_proxy();
+    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_distlock"));
+    command.args(["--timeout", "4s", "run", "--ttl", LONG_TTL, "x", "--"]);
+    command.args(["sh", "-c", "echo >$DIR/runs; exec sleep 600"]);
+    let mut alone = Alone::start(&fixture, command);
+    fixture.read_line("runs");
+    let lost = [(); 2].map(|()| proxy.on_request(contains(KEY), Fault::SwallowRequest));
+    alone.press("\u{3}");
+    let status = alone.end();
+    assert_eq!(status.signal(), Some("Interrupt"), "{status:?}");
+    assert_eq!(lost.map(|request| request.fired()), [1, 1]);
+    fixture.expect_nothing_left();
 }
 
 #[test]
