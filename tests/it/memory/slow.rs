@@ -13,6 +13,9 @@ use crate::{
 /// Longer than the operation timeout, which is a second.
 const TOO_LATE: Duration = Duration::from_millis(1_500);
 
+/// Several renewals, one after the other, end within the operation timeout.
+const REPLY_DELAY: Duration = Duration::from_millis(100);
+
 type Call = fn(&RedisMgr) -> distlock::Result<()>;
 
 /// How much time passes during a call, by the server's clock.
@@ -115,7 +118,7 @@ fn renewal_on_another_thread_waits_for_the_clock() {
             let server = MemoryServer::new();
             let mgr = server.manager();
             let guard = mgr.lock("x").unwrap();
-            server.slow(SECOND / 2);
+            server.slow(REPLY_DELAY);
             let calling = thread::spawn(move || call(&guard));
             while !calling.is_finished() {
                 server.advance(SECOND / 10);
@@ -131,7 +134,7 @@ fn renewals_by_the_owner_of_the_clock_and_another_thread_end() {
         let server = MemoryServer::new();
         let mgr = server.manager();
         let (own, others) = (mgr.lock("x").unwrap(), mgr.lock("y").unwrap());
-        server.slow(SECOND / 2);
+        server.slow(REPLY_DELAY);
         let call = thread::spawn(move || others.renew());
         while !call.is_finished() {
             own.renew().unwrap();
