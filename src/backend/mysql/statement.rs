@@ -123,13 +123,14 @@ impl Table {
 
     /// Makes the owner of the row its holder, and gives it a token. The server's time in
     /// microseconds keeps tokens rising where a transaction is rolled back, which brings back the
-    /// last token. The number of the result is the token. If a row has a holder already, it is not
-    /// locked, because the table has been replaced by one without row locks.
+    /// last token. `NOW()` would be the time before the wait for the row. The number of the result
+    /// is the token. If a row has a holder already, it is not locked, because the table has been
+    /// replaced by one without row locks.
     fn set_holder(&self, comment: &str, name: &str, id: &str) -> String {
         format!(
             "UPDATE {comment}{} SET token=LAST_INSERT_ID(GREATEST(token+1,\
-             CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED))),holder=x'{}',conn=CONNECTION_ID() \
-             WHERE name=x'{}' AND holder=''",
+             CAST(UNIX_TIMESTAMP(SYSDATE(6))*1000000 AS UNSIGNED))),holder=x'{}',\
+             conn=CONNECTION_ID() WHERE name=x'{}' AND holder=''",
             self.0,
             Hex(id.as_bytes()),
             Hex(name.as_bytes())

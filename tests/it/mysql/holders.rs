@@ -141,6 +141,25 @@ fn tokens_rise_although_transactions_are_rolled_back() {
     });
 }
 
+/// Two waiters can begin in another order than they are served in. If the first of them is lost,
+/// its transaction is rolled back, and only the time keeps the token of the second one larger.
+///
+/// Fault: N157
+/// Promise: P3
+#[test]
+fn token_has_the_time_after_the_wait() {
+    on_each_server(|server| {
+        let (here, there) = (manager(server), manager(server));
+        let held = here.lock("x").unwrap();
+        let waiting = spawn_call(&there, "x", |mgr, name| mgr.lock(name).unwrap());
+        await_waits(server, 1);
+        let now = "SELECT CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED)";
+        let released_at: u64 = server.connect().query_first(now).unwrap().unwrap();
+        held.release().unwrap().unwrap_released();
+        assert!(waiting.join().unwrap().fencing_token().as_u64() > released_at);
+    });
+}
+
 /// Another transaction shows that the server ends those that are idle. The user has no privileges
 /// outside of its database.
 ///
