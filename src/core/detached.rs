@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use super::{claim::whole_ms, id::LockId, kind::LockKind};
+use super::{
+    claim::whole_ms,
+    id::LockId,
+    kind::{LockKind, number},
+};
 
 /// A lock that its holder has left to a successor:
 /// [`LockGuard::detach`](crate::LockGuard::detach). It is neither renewed nor released. If nobody
@@ -47,13 +51,7 @@ impl Detached {
 
 impl fmt::Display for Detached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            LockKind::Mutex => f.write_str("mutex")?,
-            LockKind::Read => f.write_str("read")?,
-            LockKind::Write => f.write_str("write")?,
-            LockKind::Permits { limit, count } => write!(f, "permits/{limit}/{count}")?,
-        }
-        write!(f, " {} {} ", whole_ms(self.ttl), self.id)?;
+        write!(f, "{} {} {} ", self.kind.text(), whole_ms(self.ttl), self.id)?;
         self.name.chars().try_for_each(|c| match c {
             '\\' => f.write_str("\\\\"),
             c if c.is_control() => write!(f, "{}", c.escape_unicode()),
@@ -74,19 +72,7 @@ fn parse(text: &str) -> Option<Detached> {
     let text = text.strip_suffix('\n').unwrap_or(text);
     let text = text.strip_suffix('\r').unwrap_or(text);
     let mut fields = text.splitn(4, ' ');
-    let kind = match fields.next()? {
-        "mutex" => LockKind::Mutex,
-        "read" => LockKind::Read,
-        "write" => LockKind::Write,
-        permits => {
-            let (limit, count) = permits.strip_prefix("permits/")?.split_once('/')?;
-            let (limit, count) = (number(limit)?.try_into().ok()?, number(count)?.try_into().ok()?);
-            if count == 0 || count > limit {
-                return None;
-            }
-            LockKind::Permits { limit, count }
-        }
-    };
+    let kind = LockKind::from_text(fields.next()?)?;
     let ttl = Duration::from_millis(number(fields.next()?)?);
     let id = fields.next()?.parse().ok()?;
     let name = unescape(fields.next()?)?;
@@ -112,11 +98,6 @@ fn unescape(mut text: &str) -> Option<String> {
         text = rest;
     }
     Some(name)
-}
-
-fn number(digits: &str) -> Option<u64> {
-    // `parse` would also take a leading plus.
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
 /// The error of parsing a text that is not a [`Detached`].

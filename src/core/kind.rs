@@ -1,5 +1,7 @@
 //! `LockKind`: how a claim holds a lock, and the group that it is a member of. Pure.
 
+use std::str::FromStr;
+
 /// Maximum number of permits of one claim; otherwise one request would block a server.
 pub(crate) const PERMITS_MAX: u32 = 9_999;
 
@@ -48,6 +50,32 @@ impl LockKind {
         }
     }
 
+    /// Returns the kind as one word, which [`from_text`](Self::from_text) reads.
+    pub(crate) fn text(self) -> String {
+        match self {
+            LockKind::Mutex => "mutex".into(),
+            LockKind::Read => "read".into(),
+            LockKind::Write => "write".into(),
+            LockKind::Permits { limit, count } => format!("permits/{limit}/{count}"),
+        }
+    }
+
+    pub(crate) fn from_text(text: &str) -> Option<LockKind> {
+        Some(match text {
+            "mutex" => LockKind::Mutex,
+            "read" => LockKind::Read,
+            "write" => LockKind::Write,
+            permits => {
+                let (limit, count) = permits.strip_prefix("permits/")?.split_once('/')?;
+                let (limit, count) = (number(limit)?, number(count)?);
+                if count == 0 || count > limit {
+                    return None;
+                }
+                LockKind::Permits { limit, count }
+            }
+        })
+    }
+
     /// Returns what a queue entry of this kind begins with.
     pub(crate) fn queue_entry_prefix(self) -> String {
         let Some(Membership { group, limit, count }) = self.membership() else {
@@ -55,6 +83,12 @@ impl LockKind {
         };
         format!("{group}/{limit}/{count},")
     }
+}
+
+/// Reads a number that has no sign.
+pub(crate) fn number<N: FromStr>(digits: &str) -> Option<N> {
+    // `parse` would also take a leading plus.
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
 /// Returns the limit of permits in a queue entry of a waiter for permits.

@@ -68,7 +68,7 @@ impl Manager {
             None => {
                 let outcome = self.release_lease(&lease, true, self.time_left());
                 let held_for = lease.held_for(clock::now());
-                let was_lost = self.report_release(&lease, held_for, &outcome);
+                let was_lost = self.report_release(&lease, held_for, outcome.as_ref().ok());
                 span.end(if was_lost { "lost" } else { "released" });
                 Err(LockError::Shutdown)
             }

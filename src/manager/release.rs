@@ -63,6 +63,13 @@ impl EndedLock {
     }
 }
 
+/// Ends a lease whose holder gives it up, then its renewal. Returns whether it was valid until now.
+fn end_lease(lease: &Lease, registration: Registration) -> bool {
+    let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
+    drop(registration);
+    was_held
+}
+
 impl Manager {
     /// Ends the lease, then its renewal, then releases the lock on the server. In this order, a
     /// lock that may be free is never reported as held. Takes at most `timeout`.
@@ -71,51 +78,37 @@ impl Manager {
         let ended = self.end(held);
         let release = || self.release_lease(&ended.lease, ended.was_held, timeout);
         let outcome = ended.outcome().unwrap_or_else(release);
-        self.report_ended(ended, &outcome);
+        self.report_ended(ended, outcome.as_ref().ok());
         outcome
     }
 
     /// Ends a lease whose holder gives it up, then its renewal, and reports a loss. Returns whether
     /// it was valid until now.
     pub(super) fn end_and_report(&self, lease: &Lease, registration: Registration) -> bool {
-        let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
-        drop(registration);
+        let was_held = end_lease(lease, registration);
         report_loss(&self.observer, lease);
         was_held
     }
 
-    /// Ends the lease, then its renewal. Calls no handlers.
+    /// Hands the lock over inside the process, or ends its lease. Calls no handlers.
     pub(super) fn end(&self, held: HeldLock) -> EndedLock {
         let HeldLock { lease, registration, span, .. } = match self.hand_over(held) {
             Ok(ended) => return ended,
             Err(held) => held,
         };
-        let was_held = lease.is_held(clock::now()) && lease.end(LeaseEnd::Released);
-        drop(registration);
+        let was_held = end_lease(&lease, registration);
         let is_shut_down = lease.ended() == Some(LeaseEnd::Lost(LockLost::Shutdown));
         let kept_by = if is_shut_down { KeptBy::Nobody } else { KeptBy::Servers };
         let held_for = lease.held_for(clock::now());
         EndedLock { lease, span, was_held, held_for, kept_by }
     }
 
-    /// Reports how a lock has ended.
-    pub(super) fn report_ended(&self, ended: EndedLock, outcome: &Result<Released>) {
+    /// Reports how a lock has ended. `outcome` is that of its release, if the servers confirmed it.
+    pub(super) fn report_ended(&self, ended: EndedLock, outcome: Option<&Released>) {
         let EndedLock { lease, span, was_held, held_for, .. } = ended;
         report_loss(&self.observer, &lease);
         let was_lost = !was_held || self.report_release(&lease, held_for, outcome);
         span.end(if was_lost { "lost" } else { "released" });
-    }
-
-    /// Reports the end of a lease whose release is not confirmed.
-    fn report_unconfirmed(&self, ended: EndedLock) {
-        let EndedLock { lease, span, was_held, held_for, .. } = ended;
-        report_loss(&self.observer, &lease);
-        if was_held {
-            let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
-            let event = ReleasedEvent { lock, id, token, held: held_for, confirmed: false };
-            self.observer.released(event);
-        }
-        span.end(if was_held { "released" } else { "lost" });
     }
 
     /// Reports the end of a lease that was valid until its release. Returns whether the outcome
@@ -124,15 +117,15 @@ impl Manager {
         &self,
         lease: &Lease,
         held_for: Duration,
-        outcome: &Result<Released>,
+        outcome: Option<&Released>,
     ) -> bool {
         let (observer, lock, id, token) =
             (&self.observer, lease.claim.key.name(), &lease.claim.id, lease.token);
         let why = match outcome {
-            Ok(Released::Gone) => LockLost::Gone,
-            Ok(Released::OwnedByOther(by)) => LockLost::Taken { by: Box::new(by.clone()) },
-            Ok(Released::Released) | Err(_) => {
-                let confirmed = outcome.is_ok();
+            Some(Released::Gone) => LockLost::Gone,
+            Some(Released::OwnedByOther(by)) => LockLost::Taken { by: Box::new(by.clone()) },
+            Some(Released::Released) | None => {
+                let confirmed = outcome.is_some();
                 observer.released(ReleasedEvent { lock, id, token, held: held_for, confirmed });
                 return false;
             }
@@ -155,7 +148,7 @@ impl Manager {
         }
         let ended = self.end(held);
         if let Some(outcome) = ended.outcome() {
-            self.report_ended(ended, &outcome);
+            self.report_ended(ended, outcome.as_ref().ok());
             return Ok(());
         }
         let lease = &ended.lease;
@@ -168,7 +161,7 @@ impl Manager {
         if let Err(residue) = left {
             self.clean_up_now(&lease.longest_claim(), &residue, timeout);
         }
-        self.report_unconfirmed(ended);
+        self.report_ended(ended, None);
         Ok(())
     }
 

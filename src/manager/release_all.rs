@@ -26,7 +26,7 @@ impl Manager {
         let done = done.into_iter().filter_map(|ended| Some((ended.outcome()?, ended)));
         let mut first = Ok(Released::Released);
         for (outcome, ended) in done.chain(results.into_iter().zip(kept)) {
-            self.report_ended(ended, &outcome);
+            self.report_ended(ended, outcome.as_ref().ok());
             if matches!(first, Ok(Released::Released)) {
                 first = outcome;
             }

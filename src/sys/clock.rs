@@ -43,6 +43,13 @@ impl Moment {
         Moment(self.0.saturating_sub(nanos(span)))
     }
 
+    /// Halfway from now to this moment: until when to wait for a reply, so that there is as much
+    /// time to ask again.
+    pub(crate) fn halfway(self) -> Moment {
+        let now = now();
+        now.saturating_add(self.duration_since(now) / 2)
+    }
+
     /// Time from `now` to this moment; zero if this moment has passed.
     pub(crate) fn duration_since(self, now: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(now.0))

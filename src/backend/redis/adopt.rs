@@ -25,12 +25,11 @@ pub(crate) fn adopt_on_one_server(
     mut ask: impl FnMut(&Adopt<'_>, Moment) -> Result<Exchange<AdoptReply>, NodeError>,
 ) -> AdoptReport {
     let request = Adopt { former: former.as_str(), claim };
-    let now = clock::now();
-    let halfway = now.saturating_add(deadline.duration_since(now) / 2);
+    let (began, halfway) = (clock::now(), deadline.halfway());
     let is_unknown = |result: &Result<Exchange<AdoptReply>, NodeError>| {
         result.as_ref().is_err_and(|failure| failure.outcome_unknown)
     };
-    let mut broken_until = now;
+    let mut broken_until = began;
     let mut result = ask(&request, halfway);
     let mut may_hold = is_unknown(&result);
     let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Expired { .. }, .. }));

@@ -17,7 +17,7 @@ use crate::{
         validity::deadline_from_sent,
     },
     lock_info::{LockInfo, Released},
-    sys::clock::{self, Moment},
+    sys::clock::Moment,
 };
 
 /// Releases a lock by an id whose kind is not known: by the id of a mutex first, because only the
@@ -48,9 +48,7 @@ pub(crate) fn downgrade_on_one_server(
     let claim = &lease.claim;
     let ttl = lease.ttl();
     let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
-    let now = clock::now();
-    let halfway = now.saturating_add(deadline.duration_since(now) / 2);
-    let result = match ask(&request, halfway) {
+    let result = match ask(&request, deadline.halfway()) {
         Err(failure) if failure.is_transient() || failure.is_not_master() => {
             ask(&request, deadline)
         }

@@ -52,7 +52,7 @@ pub(crate) fn release_all_on_one_server(
     let release = |(lease, was_held)| ReleaseAttempts::of_lease(lease, was_held, yielding);
     let releases: Vec<_> = leases.iter().copied().map(release).collect();
     let requests: Vec<_> = releases.iter().map(|release| release.request).collect();
-    let mut results = ask_all(&requests, halfway_to(deadline)).into_iter();
+    let mut results = ask_all(&requests, deadline.halfway()).into_iter();
     let mut ask_again = |request: &ReleaseOrKeep<'_>, until| {
         // Without time for a reply, a request would only cost its connection.
         let has_time = clock::now() < until;
@@ -69,12 +69,6 @@ pub(crate) fn release_all_on_one_server(
         report(lease, result)
     };
     leases.iter().zip(releases).map(conclude).collect()
-}
-
-/// Half of the time is for a first request, so that a second has the other half.
-fn halfway_to(deadline: Moment) -> Moment {
-    let now = clock::now();
-    now.saturating_add(deadline.duration_since(now) / 2)
 }
 
 fn report(lease: &Lease, result: Result<Released, NodeError>) -> ReleaseReport {
@@ -202,7 +196,7 @@ impl<'a> ReleaseAttempts<'a> {
         until: Moment,
         mut ask: impl FnMut(&ReleaseOrKeep<'a>, Moment) -> ReleaseResult,
     ) -> Result<Released, NodeError> {
-        let reply = match self.send_once(halfway_to(until), &mut ask) {
+        let reply = match self.send_once(until.halfway(), &mut ask) {
             // A new connection may lead to the new master.
             Err(failure) if failure.is_transient() || failure.is_not_master() => {
                 self.send_once(until, &mut ask)

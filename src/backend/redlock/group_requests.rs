@@ -43,8 +43,7 @@ impl Redlock {
             DowngradeReply::Done => Vote::Unknown,
             DowngradeReply::Gone | DowngradeReply::HeldByOther(_) => Vote::No,
         };
-        let now = clock::now();
-        let halfway = now.saturating_add(deadline.duration_since(now) / 2);
+        let halfway = deadline.halfway();
         let mut connections = self.checkout(deadline)?;
         let first = BroadcastOptions::new(self.all_nodes(), halfway);
         let mut responses = self.ask(&mut connections, first, request, vote);

@@ -314,15 +314,12 @@ impl Backend for Redlock {
 
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
         match feature {
-            Feature::Kind(LockKind::Permits { limit, .. }) if limit > 1 => Some(
+            // Of each two quorums, one node decides: it keeps the lock for one holder, or for a
+            // group without a limit. It cannot count the members that other quorums have.
+            Feature::Kind(kind) => kind.membership().filter(|group| group.limit > 1).map(|_| {
                 "over several nodes, counting permits on each of them could grant more than the \
-                 limit; use one server for semaphores",
-            ),
-            // Of each two quorums, one node decides: it keeps the lock for readers, or for a
-            // writer, or for the only permit.
-            Feature::Kind(
-                LockKind::Mutex | LockKind::Read | LockKind::Write | LockKind::Permits { .. },
-            ) => None,
+                 limit; use one server for semaphores"
+            }),
             other => other.refusal_of_mutexes_only(),
         }
     }

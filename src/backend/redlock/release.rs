@@ -198,10 +198,8 @@ impl Redlock {
         let mut ask = |options: BroadcastOptions<'_>| {
             self.ask(connections, options, |_| request.node_request(), ReleaseRequest::vote)
         };
-        let now = clock::now();
         // The first request gets half of the time, so that the second has the other half.
-        let halfway = now.saturating_add(deadline.duration_since(now) / 2);
-        let first = request.broadcast_options(self.all_nodes(), halfway);
+        let first = request.broadcast_options(self.all_nodes(), deadline.halfway());
         let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
         let maybe_applied = responses.outcome_unknown();
         let repeat = nodes_to_retry(&responses);

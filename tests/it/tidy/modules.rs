@@ -388,6 +388,7 @@ fn pure_files_use_no_thread_socket_or_clock() {
         "std::net",
         "std::fs",
         "clock::now(",
+        ".halfway()",
         "clock::park(",
         "Instant",
         "SystemTime",
