@@ -60,9 +60,21 @@ impl ValidatedConfig {
             max_hold: options.max_hold.or(self.max_hold),
         };
         self.check_ttl(terms.ttl)?;
+        let period = HumanDuration(terms.hold_at_least);
         if terms.hold_at_least > TTL_MAX {
-            let (period, max) = (HumanDuration(terms.hold_at_least), HumanDuration(TTL_MAX));
-            let reason = format!("hold_at_least is {period}, but must be at most {max}");
+            let reason = format!(
+                "hold_at_least is {period}, but must be at most {}",
+                HumanDuration(TTL_MAX)
+            );
+            return Err(LockError::InvalidOptions { reason });
+        }
+        if !self.quarantine.is_zero() && terms.hold_at_least > self.quarantine {
+            let reason = format!(
+                "hold_at_least is {period}, longer than Config::quarantine ({}): a new master that \
+                 lacks the lock would grant it to others within this period; raise the quarantine \
+                 in every program, or shorten the period",
+                HumanDuration(self.quarantine)
+            );
             return Err(LockError::InvalidOptions { reason });
         }
         if terms.max_hold.is_some_and(|limit| limit.is_zero()) {

@@ -9,7 +9,7 @@ use distlock::{Config, LockError, RedisMgr};
 
 use crate::{
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_long_timeouts, get,
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_medium_timeout, get,
         spawn_call, with_ttl,
     },
     support::{FaultProxy, RedisServer, SentinelGroup, TEST_TIMEOUT, eventually, eventually_some},
@@ -179,22 +179,36 @@ fn former_master_behind_a_name_is_not_asked() {
     assert!(former.calls("evalsha") <= asked + 4, "more than one for each connection");
 }
 
-/// A replica that lacks the lock would report it as gone.
+/// A replica that lacks the lock would report it as gone, and one that lags behind knows an earlier
+/// holder.
 ///
 /// Fault: N151
+/// Promise: P2
 #[test]
 fn renewal_does_not_ask_a_replica() {
-    let (server, replica) = (RedisServer::start(), RedisServer::start());
-    replica.cli(&["REPLICAOF", "127.0.0.1", "1"]);
-    let proxy = FaultProxy::in_front_of(server.addr());
-    let mgr = RedisMgr::new(config_long_timeouts(proxy.url())).unwrap();
-    let guard = mgr.lock_with("x", &with_ttl(6 * SECOND)).unwrap();
-    proxy.lead_to(replica.addr());
-    proxy.reset_all();
-    let failed = mgr.metrics().renewals_failed();
-    eventually("a renewal fails", TEST_TIMEOUT, || mgr.metrics().renewals_failed() > failed);
-    proxy.lead_to(server.addr());
-    let renewed = mgr.metrics().renewals();
-    eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() > renewed);
-    guard.release().unwrap().unwrap_released();
+    for earlier_holder in [None, Some("an earlier holder")] {
+        for is_reader in [false, true] {
+            let (server, replica) = (RedisServer::start(), RedisServer::start());
+            if let Some(holder) = earlier_holder {
+                replica.cli(&["SET", "lock:x", holder]);
+            }
+            replica.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+            let proxy = FaultProxy::in_front_of(server.addr());
+            let mgr = RedisMgr::new(config_medium_timeout(proxy.url())).unwrap();
+            let options = with_ttl(60 * SECOND);
+            let guard = match is_reader {
+                true => mgr.rw_lock("x").unwrap().read_with(&options).unwrap().into(),
+                false => mgr.lock_with("x", &options).unwrap(),
+            };
+            proxy.lead_to(replica.addr());
+            proxy.reset_all();
+            let error = guard.renew().unwrap_err();
+            assert!(!error.is_lost() && guard.is_held(), "{error:?}");
+            let error = mgr.try_lock("x").unwrap_err();
+            assert!(!error.is_contended(), "{error:?}");
+            proxy.lead_to(server.addr());
+            guard.renew().unwrap();
+            guard.release().unwrap().unwrap_released();
+        }
+    }
 }

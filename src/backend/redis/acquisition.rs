@@ -125,6 +125,13 @@ pub(crate) fn ask_for_lock<R: AnswersClaim>(
     }
     let exchange = ask(connection)?;
     if exchange.reply.is_grant() {
+        // The request may have opened another connection, to a new master.
+        if let Some(left) = node.quarantine_left(exchange.sent) {
+            return Err(NodeError::outcome_unknown(NodeErrorKind::Quarantined {
+                left,
+                votes: false,
+            }));
+        }
         replicas.confirm(node, connection, deadline)?;
     }
     Ok(exchange)

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use distlock::{Holder, LockError, LockOptions, RedisMgr, Released};
+use distlock::{Config, Holder, LockError, LockOptions, RedisMgr, Released};
 
 use crate::{
     family::{LONG, Subject, spawn_waiter},
@@ -231,4 +231,17 @@ fn impossible_period_is_refused_with_a_reason() {
         }
         assert!(!mgr.is_locked("y").unwrap());
     }
+}
+
+/// A new master may lack the lock, and grants it again once the quarantine has ended.
+///
+/// Fault: N169
+#[test]
+fn period_is_not_longer_than_the_quarantine() {
+    let server = RedisServer::start();
+    let config = Config::new(server.url()).ttl(10 * SECOND).quarantine(30 * SECOND);
+    let mgr = RedisMgr::new(config).unwrap();
+    let error = mgr.lock_with("x", &LockOptions::new().hold_at_least(31 * SECOND)).unwrap_err();
+    assert!(error.to_string().contains("longer than Config::quarantine (30s)"), "{error}");
+    assert_eq!(get(&server, "lock:x"), None);
 }

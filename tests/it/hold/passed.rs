@@ -1,6 +1,6 @@
 //! Locks that their holders leave to a successor.
 
-use distlock::{Config, Detached, LockError, LockKind, LockLost, LockOptions, RedisMgr};
+use distlock::{Config, Detached, LockError, LockGuard, LockKind, LockLost, LockOptions, RedisMgr};
 
 use crate::{
     family::Subject,
@@ -9,7 +9,7 @@ use crate::{
         expect_deadline_before_key_expiry, get, manager, pttl, server_behind_proxy, spawn_call,
         with_ttl,
     },
-    support::{Fault, RedisServer, contains},
+    support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -54,19 +54,19 @@ fn members_of_groups_pass_to_successors() {
         let (mgr, other) = (subject.manager(), subject.manager());
         let (rw, permits) = (mgr.rw_lock("rw").unwrap(), mgr.semaphore("s", 3).unwrap());
         let (reader, stays) = (rw.read().unwrap(), rw.read().unwrap());
-        let reader = other.adopt(&distlock::LockGuard::from(reader).detach().unwrap()).unwrap();
+        let reader = other.adopt(&LockGuard::from(reader).detach().unwrap()).unwrap();
         assert!(reader.kind() == LockKind::Read && rw.try_write().is_err());
         drop(stays);
         reader.renew().unwrap();
         assert!(rw.try_write().is_err());
         reader.release().unwrap().unwrap_released();
-        let writer = distlock::LockGuard::from(rw.try_write().unwrap()).detach().unwrap();
+        let writer = LockGuard::from(rw.try_write().unwrap()).detach().unwrap();
         let writer = other.adopt(&writer).unwrap();
         assert!(rw.try_read().is_err());
         drop(writer);
         assert!(rw.try_read().is_ok());
 
-        let pair = distlock::LockGuard::from(permits.acquire_many(2).unwrap()).detach().unwrap();
+        let pair = LockGuard::from(permits.acquire_many(2).unwrap()).detach().unwrap();
         let pair = other.adopt(&pair).unwrap();
         pair.renew().unwrap();
         assert_eq!(permits.available().unwrap(), 1);
@@ -125,6 +125,41 @@ fn late_request_after_a_detach_leaves_no_lock() {
     server.cli(&["ECHO", "all was recorded"]);
     commands.wait_for("all was recorded");
     assert_eq!(get(&server, LOCK), None);
+}
+
+/// The proxy holds back the first request of the adoption and cuts its connection. The second one
+/// succeeds, and the successor extends its lease, before the first one reaches the server.
+///
+/// Fault: N193
+/// Promise: P2
+#[test]
+fn late_adoption_does_not_shorten_an_extended_lock() {
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let (rw, ttl) = (mgr.rw_lock("x").unwrap(), with_ttl(10 * SECOND));
+    for is_reader in [false, true] {
+        let detached = match is_reader {
+            true => LockGuard::from(rw.read_with(&ttl).unwrap()).detach().unwrap(),
+            false => mgr.lock_with("x", &ttl).unwrap().detach().unwrap(),
+        };
+        let late = proxy.on_request(contains(detached.id().as_str()), Fault::HoldRequest);
+        let adopted = detached.clone();
+        let adopting = spawn_call(&mgr, "x", move |mgr, _| mgr.adopt(&adopted).unwrap());
+        late.wait_fired();
+        proxy.reset_all();
+        let guard = adopting.join().unwrap();
+        // The connection of the renewer was cut too, and a renewal that was lost with it may still
+        // shorten the lock for a while.
+        let extend = || guard.extend(600 * SECOND).is_ok() && guard.remaining() > 500 * SECOND;
+        eventually("it is extended", TEST_TIMEOUT, extend);
+        let commands = server.monitor();
+        late.release();
+        commands.wait_for(detached.id().as_str());
+        server.cli(&["ECHO", "all was recorded"]);
+        commands.wait_for("all was recorded");
+        expect_deadline_before_key_expiry(&server, &guard);
+        assert!(guard.remaining() > 500 * SECOND && pttl(&server, LOCK) > 500_000);
+        guard.release().unwrap().unwrap_released();
+    }
 }
 
 /// Fault: N177

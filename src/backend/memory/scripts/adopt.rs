@@ -4,7 +4,7 @@ use redis::Value;
 
 use super::{
     super::store::StoreResult,
-    call::{Call, RESERVED, TOKEN_EXTRA_MS, count, is_wrong_type, number, reply_line},
+    call::{Call, RESERVED, TOKEN_EXTRA_MS, count, is_token, is_wrong_type, number, reply_line},
     group::member,
 };
 use crate::core::kind::is_group;
@@ -23,7 +23,17 @@ impl Call<'_> {
             return reply_line(&[nonce, b"type", &now]);
         }
         let Some(holder) = holder? else { return reply_line(&[nonce, b"gone", &now]) };
-        if holder == former || holder == id {
+        if holder == id {
+            if !u64::try_from(self.db.pttl(lock)).is_ok_and(|left| left >= ttl) {
+                self.db.pexpire(lock, ttl)?;
+            }
+            let token = match self.db.get(self.key(2))? {
+                Some(token) if is_token(&token) => token,
+                _ => self.next_token(&now, token_ttl)?,
+            };
+            return reply_line(&[nonce, b"held", &now, &token]);
+        }
+        if holder == former {
             self.db.pexpire(lock, ttl)?;
             self.used = RESERVED;
             let token = self.next_token(&now, token_ttl)?;
@@ -49,7 +59,7 @@ impl Call<'_> {
         let token = self.next_token(&now, token_ttl)?;
         for at in 1..=needed {
             self.db.zrem(members, &member(former, at))?;
-            self.db.zadd(members, vec![(member(id, at), now_ms + 1 + ttl)])?;
+            self.db.zadd_gt(members, vec![(member(id, at), now_ms + 1 + ttl)])?;
         }
         if let Some((_, last)) = self.db.zlast(members)? {
             self.db.pexpire_at(lock, last)?;

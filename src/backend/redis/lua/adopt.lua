@@ -20,7 +20,15 @@ local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then
   return string.find(holder.err, 'WRONGTYPE', 1, true) and nonce .. ' type ' .. now or holder
 end
-if holder == former or holder == id then
+if holder == id then
+  -- An earlier copy of this request has done it. Never shorten the TTL, because the successor may
+  -- have extended it since.
+  if redis.call('PTTL', KEYS[1]) < ttl then redis.call('PEXPIRE', KEYS[1], ttl) end
+  local token = redis.call('GET', KEYS[3])
+  if not token or not is_token(token) then token = next_token(now, token_ttl) end
+  return nonce .. ' held ' .. now .. ' ' .. token
+end
+if holder == former then
   -- PEXPIRE comes first, because it works if the server is out of memory.
   redis.call('PEXPIRE', KEYS[1], ttl)
   used = RESERVED
@@ -45,7 +53,7 @@ if holder == 'distlock:read' or holder == 'distlock:permits' then
   for i = 1, n do
     local number = i == 1 and '' or '#' .. i
     redis.call('ZREM', KEYS[5], former .. number)
-    redis.call('ZADD', KEYS[5], ms + 1 + ttl, id .. number)
+    redis.call('ZADD', KEYS[5], 'GT', ms + 1 + ttl, id .. number)
   end
   local last = redis.call('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES')[2]
   redis.call('PEXPIREAT', KEYS[1], last)

@@ -3,6 +3,13 @@
 -- KEYS  1 lock, 2 queue, 3 token
 -- Reply `head`, then "pttl token waiters holder", with the holder last because it may be any text
 
+-- A replica, or a former master, may still know an earlier holder. So this tries to write, without
+-- an effect, because the key is a string. Other errors than that of a replica mean nothing here.
+local written = redis.pcall('LREM', KEYS[1], 0, '')
+if type(written) == 'table' and string.find(written.err, 'READONLY', 1, true) then
+  return written
+end
+
 -- Whether a command failed because the key has an unexpected type. Other errors must be reported.
 local function is_wrong_type(failure)
   return string.find(type(failure) == 'table' and failure.err or failure, 'WRONGTYPE', 1, true)

@@ -58,9 +58,16 @@ for i = 1, #KEYS / 3 do
         redis.call('PEXPIRE', token, token_ttl)
       end
     end
+  elseif holder then
+    -- As in report.lua: only a master may report another holder.
+    local written = redis.pcall('LREM', lock, 0, '')
+    if type(written) == 'table' and string.find(written.err, 'READONLY', 1, true) then
+      return written
+    end
+    answer = string.sub(holder, 1, 512)
   else
     -- The write has no effect. It is an error at a replica, which may lack the lock.
-    answer = holder and string.sub(holder, 1, 512) or redis.call('DEL', lock)
+    answer = redis.call('DEL', lock)
   end
   reply[i + 1] = answer
 end

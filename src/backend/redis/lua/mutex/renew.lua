@@ -27,6 +27,11 @@ for i = 1, locks do
     if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
     reply[i + 1] = -1
   else
+    -- As in report.lua: only a master may report another holder.
+    local written = redis.pcall('LREM', KEYS[i], 0, '')
+    if type(written) == 'table' and string.find(written.err, 'READONLY', 1, true) then
+      return written
+    end
     reply[i + 1] = string.sub(holder, 1, 512)
   end
 end
