@@ -8,15 +8,11 @@ use distlock::{Config, LockManager, MySqlConfig, Tls};
 use crate::{
     args::{ArgError, Servers, TlsFiles},
     exit::Failure,
-    manager_config::ManagerConfig,
+    manager_config::{CONNECTIONS_MAX, ManagerConfig},
     quarantine_option::QuarantineOption,
     ranges,
     urls::{has_password, is_mysql, split_urls},
 };
-
-/// Maximum number of connections of a manager. A command sends one request at a time, so it needs
-/// few: `doctor` holds a lock and waits for it.
-const CONNECTIONS_MAX: u32 = 2;
 
 /// The configuration that the arguments and the environment describe.
 pub(crate) fn config(servers: &Servers) -> Result<ManagerConfig, Failure> {

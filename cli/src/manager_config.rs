@@ -10,6 +10,11 @@ use distlock::{
 
 use crate::exit::Failure;
 
+/// Maximum number of connections of a manager. A command sends one request at a time, so it needs
+/// few: `doctor` holds a lock and waits for it. Locks of several names in MySQL need more: see
+/// [`ManagerConfig::for_names`].
+pub(crate) const CONNECTIONS_MAX: u32 = 2;
+
 /// The configuration of a manager, for the servers that the URLs name.
 #[derive(Clone, Debug)]
 pub(crate) enum ManagerConfig {
@@ -73,6 +78,13 @@ impl ManagerConfig {
 
     pub(crate) fn prefix(self, prefix: &str) -> ManagerConfig {
         self.map(|config| config.prefix(prefix), |config| config.prefix(prefix))
+    }
+
+    /// Lets the manager hold the locks of this many names together. Each lock in MySQL has a
+    /// connection.
+    pub(crate) fn for_names(self, names: usize) -> ManagerConfig {
+        let locks = u32::try_from(names).unwrap_or(u32::MAX).max(CONNECTIONS_MAX);
+        self.map(|config| config, |config| config.max_connections(locks))
     }
 
     pub(crate) fn ttl(self, ttl: Duration) -> ManagerConfig {

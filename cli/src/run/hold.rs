@@ -28,7 +28,8 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
         .check_ttl(config.each_node().len(), options.acquire.ttl)?;
     let config = with_reporters(config, policy, options.acquire.verbose, options.acquire.quiet);
     let signals = SignalListener::start().map_err(system_failure)?;
-    let mgr = config.ttl(options.acquire.ttl).manager()?;
+    let config = config.ttl(options.acquire.ttl).for_names(options.acquire.names.len());
+    let mgr = config.manager()?;
     let started = clock::now();
     let held = match acquire(&*mgr, &request, &signals.received).map_err(system_failure)? {
         AcquireResult::Acquired(held) => held,

@@ -169,6 +169,7 @@ impl Job<'_> {
         let mut config = connect::config(&Servers { password_file: None, ..self.servers.clone() })?;
         QuarantineOption::from_args(self.servers)?.check_ttl(config.each_node().len(), self.ttl)?;
         config = config.ttl(self.ttl);
+        config = config.for_names(self.request.names().len());
         if let Some(password) = &password {
             config = config.password(password);
         }

@@ -95,6 +95,38 @@ fn run_waits_for_mysql_lock_as_long_as_allowed() {
     assert!(guard.is_held());
 }
 
+/// Each of the locks has a connection.
+///
+/// Fault: N205
+#[test]
+fn command_runs_under_mysql_locks_of_several_names() {
+    let server = server_with_table();
+    let mgr = manager(&server);
+    let names = ["a", "b", "c", "d"];
+    let run = |options: &[&str], script: &str| {
+        at(&server, &[&["run"], options, &names, &["--", "sh", "-c", script]].concat())
+    };
+    for options in [&["-v"][..], &["-v", "-n"]] {
+        let ended = run_to_end(run(options, "echo $DISTLOCK_NAME")).expect_code(0);
+        assert_eq!(ended.out, "a b c d\n");
+        assert!(ended.err.ends_with("released locks \"a\", \"b\", \"c\", \"d\"\n"), "{ended:?}");
+    }
+    // The command holds three of them while it waits for the last one.
+    let guard = mgr.lock("d").unwrap();
+    run_to_end(run(&["-n"], "true")).expect_code(75).expect_error("lock \"d\" is held by");
+    let waiting = start(run(&[], "exit 7"));
+    await_waiter(&mgr, "d");
+    assert!(mgr.is_locked("c").unwrap());
+    guard.release().unwrap().unwrap_released();
+    waiting.wait().expect_code(7);
+
+    let holder = start(at(&server, &[&["lock"], &names[..]].concat()));
+    eventually("all are held", TEST_TIMEOUT, || mgr.is_locked("d").unwrap());
+    signal(holder.pid(), Signal::TERM);
+    assert_eq!(holder.wait().expect_code(0).out.lines().count(), names.len());
+    assert_eq!(mgr.locks("*").unwrap().len(), 0);
+}
+
 #[test]
 fn command_ends_if_mysql_connection_is_killed() {
     let server = server_with_table();
