@@ -84,7 +84,8 @@ impl<'a> Supervisor<'a> {
             options.max_hold.map(|limit| now.saturating_add(limit)),
         );
         let lost = held.lost().clone();
-        let grace_period = GracePeriod { ttl: held.remaining(), grace: options.grace };
+        let mut grace_period = GracePeriod::new(options.ttl, options.grace);
+        grace_period.start(held.remaining());
         let mut watchdog = Watchdog::new(options.ttl, options.grace, now);
         watchdog.on_message(
             &GuardianMessage::Started(

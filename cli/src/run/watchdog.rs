@@ -35,7 +35,7 @@ impl Watchdog {
     pub(super) fn new(ttl: Duration, grace: Duration, now: Duration) -> Watchdog {
         Watchdog {
             ttl,
-            grace_period: GracePeriod { ttl, grace },
+            grace_period: GracePeriod::new(ttl, grace),
             group: None,
             held_until: now,
             last_message_at: now,
@@ -51,8 +51,7 @@ impl Watchdog {
             GuardianMessage::Started(group, until) => {
                 self.group = Some(*group);
                 self.held_until = *until;
-                // After a hand-over, this is the claim window.
-                self.grace_period.ttl = until.saturating_sub(now);
+                self.grace_period.start(until.saturating_sub(now));
             }
             GuardianMessage::HeldUntil(until) => {
                 self.held_until = *until;
@@ -78,7 +77,7 @@ impl Watchdog {
         if self.paused {
             return None;
         }
-        let silence_max = self.grace_period.ttl / (HEARTBEATS_PER_LEASE / 3);
+        let silence_max = self.grace_period.lease() / (HEARTBEATS_PER_LEASE / 3);
         let at = self
             .grace_period
             .term_at(self.held_until)
@@ -166,6 +165,19 @@ mod tests {
         );
         assert_eq!(watchdog.on_frozen(late), Some(KillOrder { group: 7, kill_at: late }));
         assert_eq!((watchdog.on_frozen(late), watchdog.deadline()), (None, None), "only once");
+    }
+
+    /// The wrapper sends its heartbeats by the ttl.
+    ///
+    /// Fault: N206
+    #[test]
+    fn silence_after_a_period_is_judged_by_the_ttl() {
+        let mut watchdog = Watchdog::new(at(60), at(500), at(1000));
+        watchdog.on_message(&GuardianMessage::Started(7, at(1300)), at(1000));
+        assert_eq!(watchdog.deadline(), Some(at(1289)), "the period keeps the lock until 1300");
+        // Renewals have begun to move the end.
+        watchdog.on_message(&GuardianMessage::HeldUntil(at(1340)), at(1300));
+        assert_eq!(watchdog.deadline(), Some(at(1329)));
     }
 
     /// Watchdog of a wrapper that was handed a lock of 60 s at 1000 s, with a claim window of 1 s.

@@ -65,3 +65,27 @@ fn period_outlives_a_killed_wrapper() {
     });
     assert!(pttl(&fixture.server, KEY) > 200_000);
 }
+
+/// The wrapper must judge the time left by the ttl, for which each renewal keeps the lock, and not
+/// by the period. Its command would end when a sixth of the period is left.
+///
+/// Fault: N206
+#[test]
+fn period_of_a_lock_does_not_end_its_command() {
+    let fixture = Fixture::new();
+    let script = "echo $$ >$DIR/pid; read -r line; exit 3";
+    let options = ["--ttl", "3s", "--at-least", "12s"];
+    // On a busy machine, a renewal may really come too late.
+    let runs_on = || {
+        let (mut job, _) = fixture.run_until_started(&options, script);
+        eventually("the period has almost ended", TEST_TIMEOUT, || {
+            pttl(&fixture.server, KEY) < 2_400
+        });
+        job.end_input();
+        let code = job.code();
+        fixture.server.cli(&["DEL", KEY]);
+        std::fs::remove_file(fixture.path("pid")).unwrap();
+        code == 3 && job.err().is_empty()
+    };
+    assert!((0..3).any(|_| runs_on()), "the command was ended although its lock was renewed");
+}
