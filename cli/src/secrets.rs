@@ -6,11 +6,9 @@
 
 use std::env;
 
-use redis::IntoConnectionInfo as _;
-
 use crate::{
     format,
-    urls::{split_urls, with_one_host},
+    urls::{login_of, split_urls},
 };
 
 /// Maximum length of a server's text that is shown; the same as in the library's errors.
@@ -31,12 +29,8 @@ impl Secrets {
     }
 
     fn from_urls(urls: impl Iterator<Item = String>, from_file: Option<String>) -> Secrets {
-        let password = |url: &str| {
-            let info = with_one_host(url).into_connection_info().ok()?;
-            info.redis_settings().password().map(str::to_owned)
-        };
         let from_urls = urls.flat_map(|urls| {
-            split_urls(&urls).filter_map(|url| password(url.trim())).collect::<Vec<_>>()
+            split_urls(&urls).flat_map(|url| login_of(url).passwords).collect::<Vec<_>>()
         });
         let mut all: Vec<String> =
             from_urls.chain(from_file).filter(|secret| !secret.is_empty()).collect();
@@ -69,7 +63,7 @@ impl std::fmt::Debug for Secrets {
 mod tests {
     use super::*;
 
-    /// Fault: N52
+    /// Fault: N52, N207
     #[test]
     fn passwords_of_all_sources_are_redacted() {
         let urls =
@@ -79,9 +73,14 @@ mod tests {
         let redacted = secrets.redact("aa,b cc,d long-e long e222 \u{1b} h1");
         assert_eq!(redacted, "<password> <password> <password> <password> <password> \\u{1b} h1");
         assert_eq!(format!("{secrets:?}"), "Secrets(5)");
-        let several = "redis+cluster://u:four@h1:1,h2,redis+sentinel://u:five@h1:1,h2/main/0";
+        let secure = "rediss://u:four@h1:1,valkeys://:five@h2, mysql://u:seven@h/shop".to_owned();
+        let secrets = Secrets::from_urls([secure].into_iter(), None);
+        assert_eq!(secrets.redact("four five seven"), "<password> <password> <password>");
+        let several = "redis+cluster://u:four@h1:1,h2,rediss+sentinel://u:five@h1:1,h2/main/0\
+                       ?sentinel_pass=a%2Fb";
         let several = Secrets::from_urls([several.into()].into_iter(), None);
         assert_eq!(several.redact("four five h1"), "<password> <password> h1");
+        assert!(several.redact("four a/b").starts_with("(text hidden, "));
         assert_eq!(
             Secrets::from_urls(["nonsense".into(), String::new()].into_iter(), None),
             Secrets::default()

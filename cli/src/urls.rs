@@ -47,17 +47,49 @@ pub(crate) fn split_urls(urls: &str) -> impl Iterator<Item = &str> {
     begins.zip(ends).map(|(begin, end)| &urls[begin..end])
 }
 
-/// Returns the URL of a single server with the same login, for a URL that names several hosts.
-pub(crate) fn with_one_host(url: &str) -> String {
-    match url.split_once("://") {
-        Some((scheme, rest)) if names_several_hosts(scheme) => {
-            let (login, hosts) = rest.rsplit_once('@').unwrap_or(("", rest));
-            let host = hosts.split([',', '/', '?']).next().unwrap_or_default();
-            let at = if login.is_empty() { "" } else { "@" };
-            format!("redis://{login}{at}{host}")
-        }
-        _ => url.to_owned(),
+/// What a URL contains to sign in with.
+pub(crate) struct Login {
+    /// `None` for the default user.
+    pub(crate) user: Option<String>,
+    /// Passwords of the servers and of their sentinels.
+    pub(crate) passwords: Vec<String>,
+}
+
+/// Finds the login in a URL of any kind that the library accepts. Does not fail, because a password
+/// that is not found is not removed from messages.
+pub(crate) fn login_of(url: &str) -> Login {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let authority = place.split('/').next().unwrap_or_default();
+    let login = authority.rsplit_once('@').map_or("", |(login, _)| login);
+    let (user, password) = login.split_once(':').unwrap_or((login, ""));
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let texts = |text, names: &[&str]| -> Vec<String> {
+        let values = pairs.clone().filter(|(name, _)| names.contains(name)).map(|(_, value)| value);
+        [text].into_iter().chain(values).map(decode).filter(|text| !text.is_empty()).collect()
+    };
+    Login {
+        user: texts(user, &["user"]).pop(),
+        passwords: texts(password, &["pass", "sentinel_pass"]),
     }
+}
+
+/// Replaces codes such as `%2F`, and removes what parsers of URLs skip.
+fn decode(text: &str) -> String {
+    let text = text.replace(['\t', '\n', '\r'], "");
+    let mut pieces = text.split('%');
+    let mut decoded = pieces.next().unwrap_or_default().as_bytes().to_vec();
+    for piece in pieces {
+        let code = piece.get(..2).filter(|code| code.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                decoded.extend(piece.bytes().skip(2));
+            }
+            None => decoded.extend([b'%'].into_iter().chain(piece.bytes())),
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// Whether URLs with this scheme, in upper or lower case, name sentinels or nodes.
@@ -125,7 +157,41 @@ mod tests {
     fn schemes_are_the_same_in_upper_case() {
         assert!(is_mysql("MySQL://h/shop") && is_mysql("mariadb://h/shop"));
         assert!(!is_mysql("redis://h") && !is_mysql("mysql"));
-        assert_eq!(with_one_host("Redis+Cluster://u@h:1,i:2"), "redis://u@h:1");
+    }
+
+    /// Fault: N207
+    #[test]
+    fn login_is_found_in_urls_of_every_kind() {
+        for (url, user, passwords) in [
+            ("redis://h", None, &[][..]),
+            ("redis://app@h:1/2", Some("app"), &[]),
+            ("redis://:p@h", None, &["p"]),
+            ("redis://u%20r:p%40s%2Fs@[::1]:7000/3", Some("u r"), &["p@s/s"]),
+            ("redis://u:p:q@r@h", Some("u"), &["p:q@r"]),
+            ("redis://u:100%zz+%+f@h", Some("u"), &["100%zz+%+f"]),
+            ("redis://u:p\tq%c3%a9\n@h", Some("u"), &["pqé"]),
+            (" rediss://app:p@h", Some("app"), &["p"]),
+            ("REDISS://app:p@h", Some("app"), &["p"]),
+            ("valkey://app:p@h", Some("app"), &["p"]),
+            ("valkeys://app:p@h/1?protocol=resp3", Some("app"), &["p"]),
+            ("unix:///s?db=1&user=app&pass=a+b%2Fc", Some("app"), &["a+b/c"]),
+            ("redis+unix:///s?pass=p", None, &["p"]),
+            ("valkey+unix:///a:b@c?user=app&pass=p", Some("app"), &["p"]),
+            ("redis+cluster://app:p@h:1,i:2", Some("app"), &["p"]),
+            ("valkeys+cluster://app:p@h:1,i:2/0", Some("app"), &["p"]),
+            ("redis+sentinel://app:p@h:1,i/main/1", Some("app"), &["p"]),
+            (
+                "rediss+sentinel://app:p@h,i/main?sentinel_user=w&sentinel_pass=a/b:%40",
+                Some("app"),
+                &["p", "a/b:@"],
+            ),
+            ("mysql://app:s%40cret@h:3306/shop", Some("app"), &["s@cret"]),
+            ("mariadb://app:p@localhost/shop?socket=/s", Some("app"), &["p"]),
+        ] {
+            let login = login_of(url);
+            assert_eq!(login.user.as_deref(), user, "{url:?}");
+            assert_eq!(login.passwords, passwords, "{url:?}");
+        }
     }
 
     #[test]

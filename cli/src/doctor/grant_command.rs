@@ -3,15 +3,13 @@
 
 use std::env;
 
-use redis::IntoConnectionInfo as _;
-
 use super::permissions::{
     INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS, SETTINGS_PERMISSION,
     SHARED_PERMISSIONS,
 };
 use crate::{
     format,
-    urls::{split_urls, with_one_host},
+    urls::{login_of, split_urls},
 };
 
 /// The command that gives these permissions to the user.
@@ -61,12 +59,8 @@ pub(super) fn users(urls: &[String]) -> Vec<String> {
         [] => ["DISTLOCK_URL", "REDIS_URL"].into_iter().find_map(set).unwrap_or_default(),
         urls => urls.join(","),
     };
-    let user = |url: &str| {
-        let info = with_one_host(url.trim()).into_connection_info().ok()?;
-        let user = info.redis_settings().username()?.to_owned();
-        Some(user).filter(|user| !user.is_empty())
-    };
-    split_urls(&urls).map(|url| user(url).unwrap_or_else(|| DEFAULT_USER.into())).collect()
+    let user = |url| login_of(url).user.unwrap_or_else(|| DEFAULT_USER.into());
+    split_urls(&urls).map(user).collect()
 }
 
 #[cfg(test)]
@@ -95,5 +89,7 @@ mod tests {
         assert_eq!(users(&urls.map(str::to_owned)), ["app", "default", "default", "u"]);
         let several = ["redis+cluster://app@h:1,h2", "redis+sentinel://v@h,h2/main/1"];
         assert_eq!(users(&several.map(str::to_owned)), ["app", "v"]);
+        let secure = ["rediss://app:x@h", "valkeys://b@h,rediss://h"];
+        assert_eq!(users(&secure.map(str::to_owned)), ["app", "b", "default"]);
     }
 }

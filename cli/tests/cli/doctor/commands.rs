@@ -7,7 +7,7 @@ use crate::{
     command::{distlock_at_url, run_to_end},
     helpers::FENCE,
     permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, SHARED_PERMISSIONS},
-    support::{RedisServer, TEST_TIMEOUT, eventually},
+    support::{Certificates, RedisServer, TEST_TIMEOUT, eventually},
 };
 
 #[test]
@@ -74,6 +74,37 @@ fn missing_key_permission_includes_prefix() {
     let url = acl_user(&server, &all_but(""));
     let report = report(distlock_at_url(&url, &["doctor", "--json", "--prefix", "mine:"]));
     report.says("permissions", "problem", "~mine:*").advises("permissions", "~mine:*");
+}
+
+/// What the URL contains to sign in with is also found in a URL for TLS. The server repeats the
+/// password: it follows a server of that name.
+///
+/// Fault: N207
+#[test]
+fn login_in_a_url_for_tls_is_used_and_redacted() {
+    let certificates = Certificates::new();
+    let ca = certificates.path("ca.crt");
+    let server = RedisServer::builder().tls(certificates.folder(), false).start();
+    let secure = |scheme: &str, url: String| {
+        let addr = server.addr().to_string();
+        let url = url.replace("redis://", scheme).replace(&addr, &server.tls_addr().to_string());
+        let args = ["doctor", "--json", "--cacert", ca.to_str().unwrap()];
+        report(distlock_at_url(&url, &args))
+    };
+    for scheme in ["rediss://", "valkeys://"] {
+        let report = secure(scheme, acl_user(&server, &all_but("+lpos")));
+        report
+            .says("permissions", "problem", "+lpos")
+            .advises("permissions", "ACL SETUSER app +lpos");
+    }
+    let url = acl_user(&server, &["+@all", "~*", "&*"]).replace(":pw@", ":hunter2hunter2@");
+    server.cli(&["ACL", "SETUSER", "app", ">hunter2hunter2"]);
+    server.cli(&["REPLICAOF", "hunter2hunter2", "1"]);
+    for scheme in ["rediss://", "valkeys://", "REDISS://"] {
+        let report = secure(scheme, url.clone());
+        report.says("role", "problem", "<password>");
+        assert!(!format!("{:?}", report.ended).contains("hunter2"), "{:?}", report.ended);
+    }
 }
 
 /// Runs a command of the doctor as a shell would read it, as an administrator.
