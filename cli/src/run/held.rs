@@ -5,7 +5,11 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 use distlock::{FencingToken, LockError, LockGuard, LockId, LockLost, MultiGuard, Released};
 
-use crate::{format, output};
+use super::expiry::Expiry;
+use crate::{
+    exit::{Exit, Failure},
+    format, output,
+};
 
 /// The locks of one command, which are held together.
 #[derive(Debug)]
@@ -13,6 +17,16 @@ pub(super) enum Held {
     /// One lock of any kind.
     One(LockGuard),
     Several(MultiGuard),
+}
+
+/// How a release ended.
+#[derive(Debug)]
+pub(super) enum ReleaseResult {
+    Released,
+    /// One of the locks had been lost before, for this reason.
+    Lost(String),
+    /// The locks may stay held until they expire, which has been reported.
+    Failed(Exit),
 }
 
 /// One of the locks.
@@ -53,10 +67,25 @@ impl Held {
         }
     }
 
-    pub(super) fn release(self) -> Result<Released, LockError> {
-        match self {
+    /// Releases the locks. Reports a failure, and with `verbose` a success.
+    pub(super) fn release(self, expiry: Expiry, verbose: bool) -> ReleaseResult {
+        let (all, is_one) = (self.all(), matches!(self, Held::One(_)));
+        let result = match self {
             Held::One(guard) => guard.release(),
             Held::Several(guard) => guard.release(),
+        };
+        match result {
+            Ok(Released::Released) => {
+                if verbose {
+                    output::print_message(&expiry.describe_release(&all));
+                }
+                ReleaseResult::Released
+            }
+            Ok(other) => ReleaseResult::Lost(other.to_string()),
+            Err(error) => {
+                output::print_message(&expiry.describe_failure(&error, is_one));
+                ReleaseResult::Failed(Failure::from(error).exit)
+            }
         }
     }
 

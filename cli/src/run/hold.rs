@@ -5,7 +5,8 @@ use distlock::{Detached, LockManager, Released};
 
 use super::{
     acquire::{AcquireResult, Request, acquire, not_acquired},
-    held::Held,
+    expiry::Expiry,
+    held::{Held, ReleaseResult},
     signals::{SignalListener, is_forwarded},
     system_failure, to_u8,
     wait_policy::WaitPolicy,
@@ -41,6 +42,7 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
         }
         AcquireResult::Failed(error) => return not_acquired(error, policy, options.acquire.quiet),
     };
+    let expiry = Expiry::new(options.acquire.ttl, options.acquire.at_least);
     if options.acquire.verbose {
         held.report_acquired(clock::now().duration_since(started));
     }
@@ -73,7 +75,7 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
     match held {
         Ok(held) => {
             output::print(&text)?;
-            hold_until_signal(held, &signals.received, options.acquire.verbose)
+            Ok(hold_until_signal(held, &signals.received, expiry, options.acquire.verbose))
         }
         Err(detached) => print_detached(&*mgr, &detached, &text),
     }
@@ -110,11 +112,13 @@ fn plan(options: &Lock) -> Result<(WaitPolicy, Request<'_>), Failure> {
     Ok((policy, Request::from_options(&options.acquire, policy)?))
 }
 
-fn hold_until_signal(held: Held, signals: &Receiver<i32>, verbose: bool) -> Outcome {
-    let (all, locks) = (held.all(), held.any());
+/// Holds the locks, which have been printed. What happens to them from now on is reported on
+/// standard error only, because there is one JSON document.
+fn hold_until_signal(held: Held, signals: &Receiver<i32>, expiry: Expiry, verbose: bool) -> Exit {
+    let locks = held.any();
     let lost = |why: &str| {
         output::print_message(&format!("{locks} was lost: {}", format::escape(why)));
-        Ok(Exit::Lost)
+        Exit::Lost
     };
     loop {
         select! {
@@ -126,13 +130,9 @@ fn hold_until_signal(held: Held, signals: &Receiver<i32>, verbose: bool) -> Outc
             },
         }
     }
-    match held.release()? {
-        Released::Released => {
-            if verbose {
-                output::print_message(&format!("released {all}"));
-            }
-            Ok(Exit::Success)
-        }
-        other => lost(&other.to_string()),
+    match held.release(expiry, verbose) {
+        ReleaseResult::Released => Exit::Success,
+        ReleaseResult::Lost(why) => lost(&why),
+        ReleaseResult::Failed(exit) => exit,
     }
 }

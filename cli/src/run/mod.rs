@@ -10,6 +10,7 @@
 
 mod acquire;
 mod exec_gate;
+mod expiry;
 mod grace_period;
 mod guardian_handle;
 mod guardian_main;
@@ -28,18 +29,18 @@ mod wait_reporter;
 mod watchdog;
 
 use std::{
-    env, error::Error as _, io, os::unix::process::CommandExt as _, process::Command, sync::Arc,
-    time::Duration,
+    env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration,
 };
 
-use distlock::{LockLost, Released};
+use distlock::LockLost;
 
 pub(crate) use self::hold::hold;
 use self::{
     acquire::{AcquireResult, Request, acquire, not_acquired},
     exec_gate::ExecGate,
+    expiry::Expiry,
     guardian_handle::GuardianHandle,
-    held::Held,
+    held::{Held, ReleaseResult},
     last_renewal_error::LastRenewalError,
     message::{GuardianMessage, LockSpec},
     signals::SignalListener,
@@ -69,8 +70,8 @@ struct Job<'a> {
     request: Request<'a>,
     policy: WaitPolicy,
     ttl: Duration,
-    /// The locks must stay taken after the command.
-    is_kept: bool,
+    /// Time for which the lock stays taken, even if the command ends earlier.
+    at_least: Option<Duration>,
     work: &'a Work,
     verbose: bool,
     quiet: bool,
@@ -86,7 +87,7 @@ pub(crate) fn run(servers: &Servers, options: &Run) -> Outcome {
         request,
         policy,
         ttl: acquire.ttl,
-        is_kept: acquire.at_least.is_some(),
+        at_least: acquire.at_least,
         work,
         verbose: acquire.verbose,
         quiet: acquire.quiet,
@@ -102,7 +103,7 @@ pub(crate) fn adopt(servers: &Servers, options: &Adopt) -> Outcome {
         request: Request::Adopted(detached),
         policy: WaitPolicy::NO_WAIT,
         ttl: detached.ttl(),
-        is_kept: false,
+        at_least: None,
         work,
         verbose: *verbose,
         quiet: false,
@@ -141,6 +142,7 @@ impl Job<'_> {
             }
             AcquireResult::Failed(error) => return not_acquired(error, self.policy, self.quiet),
         };
+        let expiry = Expiry::new(self.ttl, self.at_least);
         if self.verbose {
             held.report_acquired(clock::now().duration_since(started));
             // So that the messages usually come before the command's output.
@@ -153,8 +155,8 @@ impl Job<'_> {
             &mut guardian,
             &last_renewal_error,
         );
-        let exit =
-            self.release_lock(held, result.as_ref().map_or(Exit::CannotRun, |result| result.exit));
+        let exit = result.as_ref().map_or(Exit::CannotRun, |result| result.exit);
+        let exit = self.release_lock(held, expiry, exit);
         drop(guardian);
         // Before a signal ends this process: the manager tries again to release what is left.
         drop(mgr);
@@ -191,7 +193,7 @@ impl Job<'_> {
             id: String::new(),
             ttl: self.ttl,
             grace: self.work.grace,
-            is_kept: self.is_kept,
+            is_kept: self.at_least.is_some(),
         }
     }
 
@@ -262,8 +264,8 @@ impl Job<'_> {
     }
 
     /// Releases the lock, and finds out whether it was held to the end.
-    fn release_lock(&self, held: Held, exit: Exit) -> Exit {
-        let (all, any) = (held.all(), held.any());
+    fn release_lock(&self, held: Held, expiry: Expiry, exit: Exit) -> Exit {
+        let any = held.any();
         let lost = |why: String| {
             output::print_message(&format!(
                 "{any} was lost while the command ran: {}",
@@ -280,25 +282,10 @@ impl Job<'_> {
         if !held.is_held() {
             return lost(held.lost().try_recv().unwrap_or(LockLost::Expired).to_string());
         }
-        match held.release() {
-            Ok(Released::Released) => {
-                if self.verbose {
-                    output::print_message(&format!("released {all}"));
-                }
-                exit
-            }
-            Ok(other) => lost(other.to_string()),
-            Err(error) => {
-                // The manager ends with this process, so nothing retries the release.
-                let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                output::print_message(&format!(
-                    "could not release {any}: {}; it stays held until it expires, after {} at the \
-                     latest",
-                    format::escape(&why),
-                    format::duration(self.ttl)
-                ));
-                exit
-            }
+        match held.release(expiry, self.verbose) {
+            ReleaseResult::Lost(why) => lost(why),
+            // The command has ended, so its exit code says more.
+            ReleaseResult::Released | ReleaseResult::Failed(_) => exit,
         }
     }
 }

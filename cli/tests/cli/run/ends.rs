@@ -288,22 +288,32 @@ fn closed_stderr_does_not_end_command() {
     fixture.expect_nothing_left();
 }
 
+/// Fault: N208
 #[test]
 fn failed_release_keeps_exit_code() {
-    let fixture = Fixture::new();
-    let mut command = fixture.command(
-        &["--timeout", "1s", "--ttl", LONG_TTL],
-        &["sh", "-c", "echo >$DIR/pid; read -r l; exit 3"],
-    );
-    command.stdin(Stdio::piped());
-    let mut job = fixture.start(command);
-    fixture.read_line("pid");
-    fixture.server.stop();
-    job.end_input();
-    assert_eq!(job.code(), 3, "{}", job.err());
-    assert!(job.err().contains("could not release lock"), "{}", job.err());
-    assert_eq!(fixture.processes(), []);
-    fixture.server.cont();
+    for (options, least, most) in [(&[][..], 600, 600), (&["--at-least", "15m"], 800, 900)] {
+        let fixture = Fixture::new();
+        let mut command = fixture.command(
+            &[&["--timeout", "1s", "--ttl", LONG_TTL], options].concat(),
+            &["sh", "-c", "echo >$DIR/pid; read -r l; exit 3"],
+        );
+        command.stdin(Stdio::piped());
+        let mut job = fixture.start(command);
+        fixture.read_line("pid");
+        fixture.server.stop();
+        job.end_input();
+        assert_eq!(job.code(), 3, "{}", job.err());
+        let err = job.err();
+        let addr = fixture.server.addr();
+        assert!(err.starts_with(&format!("distlock: could not release lock \"x\" at {addr}: ")));
+        assert!(!err.contains("its manager retries"), "{err}");
+        let span = err.split_once("; it may stay held until it expires, after ");
+        let span = span.and_then(|(_, rest)| rest.strip_suffix(" at the latest\n"));
+        let span = humantime::parse_duration(span.unwrap_or_else(|| panic!("{err}"))).unwrap();
+        assert!((least..=most).contains(&span.as_secs()), "{err}");
+        assert_eq!(fixture.processes(), []);
+        fixture.server.cont();
+    }
 }
 
 #[test]

@@ -89,3 +89,17 @@ fn period_of_a_lock_does_not_end_its_command() {
     };
     assert!((0..3).any(|_| runs_on()), "the command was ended although its lock was renewed");
 }
+
+#[test]
+fn release_within_a_period_says_that_the_lock_stays_taken() {
+    let fixture = Fixture::new();
+    let mut job = fixture.run(&["-v", "--at-least", "5m"], "true");
+    assert_eq!(job.code(), 0);
+    let err = job.err();
+    let says = "distlock: released lock \"x\", which stays taken for another 4m";
+    assert!(err.lines().nth(1).unwrap().starts_with(says), "{err}");
+    fixture.server.cli(&["DEL", KEY]);
+    let mut job = fixture.run(&["-v", "--at-least", "10ms"], "sleep 0.02");
+    assert_eq!(job.code(), 0);
+    assert!(job.err().ends_with("distlock: released lock \"x\"\n"), "{}", job.err());
+}

@@ -83,6 +83,27 @@ fn lock_lost_before_its_release_is_reported_in_words() {
     }
 }
 
+/// Fault: N208
+#[test]
+fn failed_release_of_lock_does_not_promise_retries() {
+    let fixture = Fixture::new();
+    let options = ["--timeout", "1s", "--ttl", LONG_TTL];
+    for (names, says) in [
+        (&["x"][..], "; it may stay held until it expires, after 10m at the latest\n"),
+        (&["b", "x"], "; the locks may stay held until they expire, after 10m at the latest\n"),
+    ] {
+        fixture.server.cli(&["FLUSHALL"]);
+        let mut holder = lock_held(&fixture, &[&options, names].concat(), names.len());
+        fixture.server.stop();
+        holder.signal(Signal::TERM);
+        assert_eq!(holder.code(), 69);
+        fixture.server.cont();
+        let err = holder.err();
+        assert!(err.starts_with("distlock: could not release lock \""), "{err}");
+        assert!(err.ends_with(says) && err.lines().count() == 1, "{err}");
+    }
+}
+
 #[test]
 fn lock_has_the_kinds_of_run() {
     let fixture = Fixture::new();

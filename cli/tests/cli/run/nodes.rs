@@ -57,6 +57,25 @@ fn command_ends_with_two_of_three_nodes_dead() {
     assert_eq!(fixture.processes(), []);
 }
 
+/// Fault: N208
+#[test]
+fn release_without_quorum_is_reported_once() {
+    let nodes = three_nodes();
+    let fixture = fixture(&nodes);
+    let options = ["--timeout", "500ms", "--ttl", LONG_TTL, "--quarantine", LONG_TTL];
+    let (mut job, _) =
+        fixture.run_until_started(&options, "echo $$ >$DIR/pid; read -r line; exit 3");
+    nodes.kill(0);
+    nodes.kill(2);
+    job.end_input();
+    assert_eq!(job.code(), 3);
+    let err = job.err();
+    let says = "distlock: could not release lock \"x\": needs 2 of 3 nodes (";
+    assert!(err.starts_with(says) && err.matches("could not release").count() == 1, "{err}");
+    let then = "; it may stay held until it expires, after 10m at the latest\n";
+    assert!(err.ends_with(then), "{err}");
+}
+
 /// Two of three nodes lose a lock with a ttl of 20 s. A command with a ttl of 2 s must wait as long
 /// as any other.
 ///
