@@ -47,7 +47,7 @@ impl ErrorJson {
         let kind = match failure.exit {
             Exit::Usage => "usage",
             Exit::Unavailable => "unavailable",
-            // The others are what the user has asked for instead, as `lock` allows.
+            // The others are what the user has asked for instead, as `lock` allows: even success.
             Exit::NotAcquired | Exit::Code(_) | Exit::Success => "held",
             Exit::Lost => "lost",
             _ => "failed",

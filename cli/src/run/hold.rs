@@ -2,6 +2,7 @@
 
 use crossbeam_channel::{Receiver, select};
 use distlock::{Detached, LockManager, Released};
+use signal_hook::low_level::signal_name;
 
 use super::{
     acquire::{AcquireResult, Request, acquire, not_acquired},
@@ -34,6 +35,13 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
     let started = clock::now();
     let held = match acquire(&*mgr, &request, &signals.received).map_err(system_failure)? {
         AcquireResult::Acquired(held) => held,
+        AcquireResult::Interrupted(signal) if options.json => {
+            let name = signal_name(signal).unwrap_or("a signal");
+            return Err(Failure::new(
+                Exit::Signal(to_u8(signal)),
+                format!("{name} ended the wait"),
+            ));
+        }
         AcquireResult::Interrupted(signal) => return Ok(Exit::Signal(to_u8(signal))),
         AcquireResult::Failed(error) if options.json => {
             let exit = policy.exit_if_held(&error);

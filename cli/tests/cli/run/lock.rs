@@ -3,10 +3,12 @@
 use std::{fs::File, io};
 
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 use super::fixture::{Fixture, KEY, LONG_TTL, RunProcess};
 use crate::{
     helpers::{get, pttl},
+    json::Schema,
     support::{TEST_TIMEOUT, eventually},
 };
 
@@ -102,6 +104,60 @@ fn failed_release_of_lock_does_not_promise_retries() {
         assert!(err.starts_with("distlock: could not release lock \""), "{err}");
         assert!(err.ends_with(says) && err.lines().count() == 1, "{err}");
     }
+}
+
+/// Whatever happens to the locks after that.
+///
+/// Fault: N209
+#[test]
+fn lock_with_json_prints_one_document() {
+    let (fixture, schema) = (Fixture::new(), Schema::read());
+    let json = |holder: &RunProcess| serde_json::from_str::<Value>(&holder.out()).ok();
+    let held = |options: &[&str]| {
+        let holder = lock(&fixture, &[&["--json", "x"], options].concat());
+        eventually("it holds the lock", TEST_TIMEOUT, || json(&holder).is_some());
+        holder
+    };
+    let expect = |definition: &str, holder: &RunProcess| {
+        let document = json(holder).unwrap_or_else(|| panic!("{}", holder.out()));
+        schema.check(definition, &document);
+        document["error"].clone()
+    };
+
+    let holder = held(&["--ttl", LONG_TTL]);
+    for (options, code) in [(&["--on-held", "skip"][..], 0), (&["-n", "-E", "0"], 0), (&["-n"], 75)]
+    {
+        let mut other = lock(&fixture, &[&["--json", "x"], options].concat());
+        assert_eq!(other.code(), code);
+        let error = expect("error", &other);
+        assert_eq!((&error["kind"], &error["exit_code"]), (&json!("held"), &json!(code)));
+    }
+    let mut waiting = lock(&fixture, &["--json", "x"]);
+    fixture.await_queue_length(1);
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.code(), 143);
+    let error = expect("error", &waiting);
+    let expected = json!({
+        "kind": "failed", "exit_code": 143, "message": "SIGTERM ended the wait"
+    });
+    assert_eq!(error, expected);
+    assert_eq!(waiting.err(), "distlock: SIGTERM ended the wait\n");
+
+    for (ends, code) in [("released", 0), ("lost", 76), ("not released", 69)] {
+        fixture.server.cli(&["DEL", KEY]);
+        let mut holder = held(&["--ttl", LONG_TTL, "--timeout", "1s"]);
+        match ends {
+            "lost" => drop(fixture.server.cli(&["DEL", KEY])),
+            "not released" => fixture.server.stop(),
+            _ => {}
+        }
+        holder.signal(Signal::TERM);
+        assert_eq!(holder.code(), code, "{ends}: {}", holder.err());
+        fixture.server.cont();
+        expect("acquired", &holder);
+        assert_eq!(holder.err().is_empty(), code == 0, "{ends}");
+    }
+    drop(holder);
 }
 
 #[test]
