@@ -122,6 +122,10 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         _ if text.starts_with('-') => {
             return Err(format!("a duration cannot be negative; {HINT}"));
         }
+        // `humantime` reads it as months.
+        _ if text.split(|c: char| !c.is_alphabetic()).any(|unit| unit == "M") => {
+            return Err(format!("M is not a unit of time, minutes are m; {HINT}"));
+        }
         _ => {
             return humantime::parse_duration(text).map_err(|error| match error {
                 DurationError::UnknownUnit { unit, .. } if !unit.is_empty() => {
@@ -249,6 +253,7 @@ mod tests {
         assert_eq!(table.to_string(), "name   n  who\n漢字  10  me\n");
     }
 
+    /// Fault: N210
     #[test]
     fn durations_are_parsed() {
         for (text, millis) in [
@@ -262,12 +267,16 @@ mod tests {
             ("0.5m", 30_000),
             ("2d", 172_800_000),
             ("3m10s", 190_000),
+            ("1month", 2_630_016_000),
         ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
         for (text, why) in [
             ("-5", "a duration cannot be negative"),
             ("5x", "x is not a unit of time"),
+            ("5M", "M is not a unit of time, minutes are m"),
+            ("1h 5 M", "M is not a unit of time, minutes are m"),
+            ("1M30s", "M is not a unit of time, minutes are m"),
             ("soon", "not a duration"),
             ("1h30", "not a duration"),
         ] {

@@ -152,6 +152,8 @@ fn invalid_options_exit_with_64() {
         (&["--timeout", "2m"], "--timeout is 2m, but must be 1ms to 60s"),
         (&["--quarantine", "1ms"], "--quarantine is 1ms, but must be 10ms to 24h, or 0"),
         (&["--ttl", "soon"], "30s"),
+        (&["--wait", "5M"], "M is not a unit of time, minutes are m"),
+        (&["--max-hold", "5M"], "M is not a unit of time, minutes are m"),
         (&["--max-hold", "0"], "--max-hold"),
         (&["--on-held", "cry"], "skip"),
         (&["--url", "redis://:secret@127.0.0.1"], "password"),
