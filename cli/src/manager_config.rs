@@ -64,6 +64,11 @@ impl ManagerConfig {
         }
     }
 
+    /// Whether the locks are in Redis or Valkey, on one server or in a cluster.
+    pub(crate) fn is_one_redis(&self) -> bool {
+        matches!(self, ManagerConfig::Redis(config) if config.each_node().len() <= 1)
+    }
+
     /// The certificates that the servers show; none without TLS.
     pub(crate) fn server_certificates(&self) -> Result<Vec<ServerCertificates>, LockError> {
         match self {

@@ -26,6 +26,11 @@ use crate::{
 pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
     let (policy, request) = plan(options)?;
     let config = connect::config(servers)?;
+    if options.detach && !config.is_one_redis() {
+        return Err(Failure::usage(
+            "--detach works with one Redis or Valkey server, or a cluster, only",
+        ));
+    }
     QuarantineOption::from_args(servers)?
         .check_ttl(config.each_node().len(), options.acquire.ttl)?;
     let config = with_reporters(config, policy, options.acquire.verbose, options.acquire.quiet);

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::{
     super::{
-        command::{Running, run_to_end, start},
+        command::{Running, distlock_at_url, run_to_end, start},
         run::fixture::{is_alive, signal},
     },
     at, await_waiter, manager, server_with_table,
@@ -125,6 +125,17 @@ fn command_runs_under_mysql_locks_of_several_names() {
     signal(holder.pid(), Signal::TERM);
     assert_eq!(holder.wait().expect_code(0).out.lines().count(), names.len());
     assert_eq!(mgr.locks("*").unwrap().len(), 0);
+}
+
+/// No server is needed to know it.
+///
+/// Fault: N211
+#[test]
+fn detached_lock_in_mysql_is_refused_before_the_wait() {
+    let mysql = "mysql://app@127.0.0.1:1/shop";
+    run_to_end(distlock_at_url(mysql, &["lock", "--detach", "x"]))
+        .expect_code(64)
+        .expect_error("--detach works with one Redis or Valkey server, or a cluster, only");
 }
 
 #[test]

@@ -76,6 +76,15 @@ fn release_without_quorum_is_reported_once() {
     assert!(err.ends_with(then), "{err}");
 }
 
+/// Fault: N211
+#[test]
+fn detached_lock_over_nodes_is_refused_before_the_wait() {
+    let urls = "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3";
+    run_to_end(distlock_at_url(urls, &["lock", "--detach", "x"]))
+        .expect_code(64)
+        .expect_error("--detach works with one Redis or Valkey server, or a cluster, only");
+}
+
 /// Two of three nodes lose a lock with a ttl of 20 s. A command with a ttl of 2 s must wait as long
 /// as any other.
 ///
