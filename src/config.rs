@@ -259,7 +259,8 @@ impl Config {
     /// - No node is ever a promoted replica, and no address of a node ever leads to another server.
     /// - No node is ever restored from a backup, flushed, or started without its data.
     ///
-    /// Otherwise two clients can hold a lock at once. distlock does not check these conditions.
+    /// Otherwise two clients can hold a lock at the same time. distlock does not check these
+    /// conditions.
     pub fn quarantine(mut self, longest_ttl: Duration) -> Config {
         self.quarantine = Some(longest_ttl);
         self
@@ -270,9 +271,9 @@ impl Config {
     /// manager connects to them; `distlock init` does the same.
     ///
     /// Only you can know that a node is new: one that has lost its data looks the same. *A wrong
-    /// declaration lets two clients hold a lock at once.* Call this only if no node has ever been
-    /// used, or if nobody has held a lock there for the longest ttl in use. Never call it whenever
-    /// a program or a node starts.
+    /// declaration lets two clients hold a lock at the same time.* Call this only if no node has
+    /// ever been used, or if nobody has held a lock there for the longest ttl in use. Never call it
+    /// whenever a program or a node starts.
     ///
     /// If a node has been used, the call fails unless `even_if_used` is true, and changes nothing.
     /// But a node that has lost its data cannot be recognised. The declaration applies to the

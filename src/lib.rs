@@ -124,9 +124,9 @@
 //!
 //! With [`Config::nodes`], each lock is kept on several independent servers (Redlock). It is held
 //! while more than half of the nodes keep it, so a minority of them may be unreachable, stopped or
-//! restarted. All nodes are asked at once. Waiters queue on one node. If that node fails, they
-//! queue on the next. A token is returned only once a quorum has stored it. [`LockError::NoQuorum`]
-//! and [`Holder::nodes`] report what each node replied.
+//! restarted. All nodes are asked at the same time. Waiters queue on one node. If that node fails,
+//! they queue on the next. A token is returned only once a quorum has stored it.
+//! [`LockError::NoQuorum`] and [`Holder::nodes`] report what each node replied.
 //!
 //! # Limits
 //!

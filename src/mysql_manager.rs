@@ -82,10 +82,10 @@ impl MySqlMgr {
         self.backend.create_table()
     }
 
-    /// Deletes the rows of locks that nobody has held for `age`, and returns their number. A row
-    /// stays in the table after its lock was released, with the last fencing token. The tokens of a
-    /// lock whose row was deleted go on from the server's clock, so they still rise as long as that
-    /// clock is not set back by more than `age`.
+    /// Deletes the rows of locks that nobody holds, and that nobody has acquired for `age`. Returns
+    /// their number. A row stays in the table after its lock was released, with the last fencing
+    /// token. The tokens of a lock whose row was deleted go on from the server's clock, so they
+    /// still rise as long as that clock is not set back by more than `age`.
     pub fn prune(&self, age: Duration) -> Result<u64> {
         self.handle.manager()?;
         self.backend.prune(age)

@@ -92,7 +92,7 @@ impl Semaphore {
         self.acquire_with(1, &LockOptions::new().wait(wait))
     }
 
-    /// Acquires `count` permits at once. Waits without a time limit.
+    /// Acquires `count` permits together. Waits without a time limit.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Semaphore {
         self.acquire_with(count, &LockOptions::new())
     }
 
-    /// Acquires `count` permits at once, with `options`.
+    /// Acquires `count` permits together, with `options`.
     ///
     /// # Errors
     ///

@@ -369,7 +369,7 @@ pub(crate) struct Top {
 /// lost its locks in a restart. A new node looks the same. Run this once, when the nodes are set
 /// up; never whenever a node starts. It is safe only if no node has ever been used, or if nobody
 /// has held a lock there for the longest ttl in use. Otherwise two processes can hold a lock at
-/// once.
+/// the same time.
 ///
 /// All nodes must be reachable, and none may be or have been a replica. A node that restarts later
 /// is in quarantine again. A single server needs no declaration. For tests, --quarantine 0 does

@@ -279,8 +279,7 @@ fn check_nodes(endpoints: &[Arc<Endpoint>]) -> Result<()> {
     if nodes.is_multiple_of(2) {
         log_safely!(
             warn,
-            "{nodes} nodes survive the loss of {}, no more than {} nodes do; use an odd number of \
-             nodes",
+            "{nodes} nodes survive the loss of {}, the same as {}; use an odd number of nodes",
             (nodes - 1) / 2,
             nodes - 1
         );

@@ -34,7 +34,7 @@ pub(crate) struct Lease {
     pub(crate) in_flight: InFlight,
     /// Dropping the guard does not wait for the release.
     pub(crate) is_released_in_background: bool,
-    /// Time until which the lock stays taken, also if it is released earlier; `Moment::default()`
+    /// Time until which the lock stays taken, even if it is released earlier; `Moment::default()`
     /// for no such time.
     pub(crate) keep_until: Moment,
     /// Ttl of the renewals, in nanoseconds.

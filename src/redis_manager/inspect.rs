@@ -108,7 +108,9 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// The errors of [`holder`](Self::holder), also if the key holds something that is not a lock.
+    /// The errors of [`holder`](Self::holder), and
+    /// [`LockError::WrongType`](crate::LockError::WrongType) if the key holds something that is not
+    /// a lock.
     pub fn force_release(&self, name: &str) -> Result<bool> {
         let manager = self.handle.manager()?;
         let key = manager.key(name)?;

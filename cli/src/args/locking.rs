@@ -36,11 +36,11 @@ pub(crate) struct Acquire {
     /// alone
     #[arg(long, conflicts_with_all = ["permits", "at_least"])]
     pub(crate) shared: bool,
-    /// Let at most LIMIT commands have the lock at a time; or those that fit, if each needs COUNT
-    /// of LIMIT permits
+    /// Let at most LIMIT commands have the lock at a time. With COUNT/LIMIT, this command uses
+    /// COUNT of the LIMIT permits
     #[arg(long, value_name = "[COUNT/]LIMIT", value_parser = parse_permits)]
     pub(crate) permits: Option<Permits>,
-    /// Keep the lock taken for at least this long after it was acquired, also if it is released
+    /// Keep the lock taken for at least this long after it was acquired, even if it is released
     /// earlier: at most one run in that time
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) at_least: Option<Duration>,

@@ -51,8 +51,8 @@ fn check_nodes(facts: &Facts) -> Option<Finding> {
         Finding::warning(
             "nodes",
             format!(
-                "{nodes} nodes survive the loss of {may_fail}, no more than {} nodes would, and \
-                 one more can fail",
+                "{nodes} nodes survive the loss of {may_fail}, the same as {}; the additional \
+                 node is only one more that can fail",
                 nodes - 1
             ),
         )
@@ -131,7 +131,7 @@ fn check_clocks(facts: &Facts) -> Option<Finding> {
             Finding::warning(
                 "clocks",
                 format!(
-                    "{says}, {} is furthest ahead: after a restart of all nodes, tokens may go \
+                    "{says}; {} is furthest ahead: after a restart of all nodes, tokens may go \
                      back",
                     ahead.server
                 ),

@@ -27,7 +27,9 @@ pub(super) fn check_cut_off(node: &NodeFacts, _: &Requirements) -> Option<Findin
         return None;
     }
     Some(match node.info()?.get("min_slaves_good_slaves") {
-        Some(_) => Finding::ok("cut-off", "a master that is cut off from its replicas grants none"),
+        Some(_) => {
+            Finding::ok("cut-off", "a master that is cut off from its replicas grants no locks")
+        }
         None => no_cut_off("a master goes on granting locks while"),
     })
 }

@@ -261,7 +261,7 @@ fn replica_and_its_master_are_reported() {
     let command = &report.finding("cut-off")["commands"][0];
     assert_eq!(command, "CONFIG SET min-replicas-to-write 1");
     master.cli(&command.as_str().unwrap().split(' ').collect::<Vec<_>>());
-    examine(&master).says("cut-off", "ok", "grants none").problems(&[]);
+    examine(&master).says("cut-off", "ok", "grants no locks").problems(&[]);
 }
 
 #[test]

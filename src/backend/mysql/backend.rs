@@ -76,8 +76,9 @@ impl MySqlBackend {
             .map_err(|error| self.lock_error(BackendError::Node(error), Action::CreateTable, None))
     }
 
-    /// Deletes the rows of locks that nobody has held for `age`. Returns their number. Ends with a
-    /// batch that is not full, because locks in use leave more such rows all the time.
+    /// Deletes the rows of locks that nobody holds, and that nobody has acquired for `age`. Returns
+    /// their number. Ends with a batch that is not full, because locks in use leave more such rows
+    /// all the time.
     pub(crate) fn prune(&self, age: Duration) -> Result<u64> {
         let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2);
         let mut deleted = 0;

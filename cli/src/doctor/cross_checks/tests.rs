@@ -34,7 +34,7 @@ fn even_number_of_nodes_is_a_warning() {
         check_nodes(&facts(&["a:1", "b:1", "c:1", "d:1"]))
             .unwrap()
             .message
-            .contains("the loss of 1, no more than 3 nodes would")
+            .contains("the loss of 1, the same as 3; the additional node")
     );
 }
 
