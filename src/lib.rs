@@ -245,9 +245,9 @@ pub use crate::{
     multi_guard::MultiGuard,
     observe::{
         event::{
-            AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
-            ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
-            RetryingEvent, ServerChangedEvent, TimedOutEvent, UnreachableEvent,
+            AcquiredEvent, AttemptedEvent, ContendedEvent, DetachedEvent, FailedEvent, HandleEvent,
+            LostEvent, ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent,
+            RenewedEvent, RetryingEvent, ServerChangedEvent, TimedOutEvent, UnreachableEvent,
         },
         metrics::{LockMetrics, Metrics, Timing},
     },

@@ -184,7 +184,8 @@ impl<'a> Attempt<'a> {
         let (now, jitter_seed) = (clock::now(), self.jitter_seed());
         let backend = &self.ctx.backend;
         let limits = RetryLimits {
-            ttl: self.terms.outage_max,
+            ttl: self.claim.ttl,
+            outage_max: self.terms.outage_max,
             wait_deadline: self.wait_deadline,
             operation_timeout: backend.operation_timeout(),
             longest_silence: backend.longest_silence(),

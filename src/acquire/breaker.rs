@@ -25,7 +25,7 @@ struct Outage {
 
 impl Breaker {
     /// Returns why a call must fail at once. Otherwise the call may ask; while the servers are
-    /// away, it is the only probe for `probe_time`, unless it ends earlier.
+    /// unreachable, it is the only probe for `probe_time`, unless it ends earlier.
     pub(super) fn reject(
         &self,
         now: Moment,
@@ -39,6 +39,13 @@ impl Breaker {
         }
         outage.probe_at = now.saturating_add(probe_time);
         None
+    }
+
+    /// Returns why a call must fail at once. The caller does not ask yet, so it is no probe.
+    pub(super) fn reason(&self, now: Moment, timeout: Duration) -> Option<BackendError> {
+        let outage = self.0.lock();
+        let outage = outage.as_ref().filter(|outage| timeout <= outage.timeout)?;
+        (now < outage.probe_at).then(|| outage.reason.clone())
     }
 
     /// Whether the servers are known to be unreachable, so that the next failure ends any call.

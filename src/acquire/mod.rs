@@ -76,17 +76,8 @@ impl Acquirer {
         claim: &Claim,
         terms: WaitTerms<'_>,
     ) -> Result<(Grant, bool), Box<NotAcquired>> {
-        let (started, now) = (terms.since, clock::now());
-        let operation_timeout = self.backend.operation_timeout();
-        let timeout = request_timeout(operation_timeout, claim.ttl);
-        let probe_time = operation_timeout.saturating_mul(2);
-        if let Some(breaker) = &self.breaker
-            && let Some(error) = breaker.reject(now, timeout, probe_time)
-        {
-            let name = Some(claim.key.name());
-            let error = self.backend.lock_error(error, Action::Acquire, name);
-            return Err(Box::new(NotAcquired { error, residue: None }));
-        }
+        self.admit(claim)?;
+        let (started, operation_timeout) = (terms.since, self.backend.operation_timeout());
         let WaitTerms { wait, cancel, places, .. } = terms;
         let wait_deadline = wait.map_or(Moment::NEVER, |wait| started.saturating_add(wait));
         let channel = self.backend.channel_for(self.listener.channel(), &claim.key);
@@ -108,23 +99,16 @@ impl Acquirer {
     /// operation timeout.
     pub(crate) fn run_all(&self, claims: &[Claim]) -> Result<Vec<Grant>, Box<NotAcquired>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let (backend, started) = (&self.backend, clock::now());
-        let operation_timeout = backend.operation_timeout();
-        let timeout = request_timeout(operation_timeout, first.ttl);
+        self.admit(first)?;
+        let (backend, operation_timeout) = (&self.backend, self.backend.operation_timeout());
         let failed = |error| backend.lock_error(error, Action::Acquire, Some(first.key.name()));
-        if let Some(breaker) = &self.breaker
-            && let Some(error) =
-                breaker.reject(started, timeout, operation_timeout.saturating_mul(2))
-        {
-            return Err(Box::new(NotAcquired { error: failed(error), residue: None }));
-        }
         let repair_ttl_ms = self.repair_ttl_ms(first);
         let request = AllRequest { claims, repair_ttl_ms, operation_timeout };
         let AllAnswer { outcome, residue } = backend.acquire_all(request);
         if let Some(breaker) = &self.breaker {
             match &outcome {
                 AllOutcome::Failed(error) if error.is_outage() => {
-                    breaker.on_outage(clock::now(), timeout, error);
+                    breaker.on_outage(clock::now(), self.request_timeout(first), error);
                 }
                 AllOutcome::Failed(_) => {}
                 _ => breaker.on_answer(),
@@ -144,6 +128,31 @@ impl Acquirer {
             AllOutcome::Failed(error) => failed(error),
         };
         Err(Box::new(NotAcquired { error, residue }))
+    }
+
+    /// Returns why a call for this claim must fail at once, before it asks or waits.
+    pub(crate) fn outage(&self, claim: &Claim) -> Option<LockError> {
+        let breaker = self.breaker.as_ref()?;
+        let error = breaker.reason(clock::now(), self.request_timeout(claim))?;
+        Some(self.backend.lock_error(error, Action::Acquire, Some(claim.key.name())))
+    }
+
+    /// Fails if a call for this claim must fail at once. Otherwise the call asks.
+    fn admit(&self, claim: &Claim) -> Result<(), Box<NotAcquired>> {
+        let Some(breaker) = &self.breaker else { return Ok(()) };
+        let probe_time = self.backend.operation_timeout().saturating_mul(2);
+        match breaker.reject(clock::now(), self.request_timeout(claim), probe_time) {
+            None => Ok(()),
+            Some(error) => {
+                let name = Some(claim.key.name());
+                let error = self.backend.lock_error(error, Action::Acquire, name);
+                Err(Box::new(NotAcquired { error, residue: None }))
+            }
+        }
+    }
+
+    fn request_timeout(&self, claim: &Claim) -> Duration {
+        request_timeout(self.backend.operation_timeout(), claim.ttl)
     }
 
     /// TTL for another holder's key that has none. That holder's lease is not known here.

@@ -39,7 +39,10 @@ pub(super) struct OutageReport {
 
 /// What bounds the retries of one acquisition.
 pub(super) struct RetryLimits {
+    /// The ttl that requests ask for.
     pub(super) ttl: Duration,
+    /// Without a wait deadline, how long to go on while the servers are unavailable.
+    pub(super) outage_max: Duration,
     pub(super) wait_deadline: Moment,
     pub(super) operation_timeout: Duration,
     /// Longest time for which a backend that works may fail to answer.
@@ -101,10 +104,8 @@ impl RetryState {
         let may_recover = is_transient && (now < limits.wait_deadline || may_be_applied)
             || is_replica && now < limits.wait_deadline;
         let call_deadline = limits.wait_deadline.saturating_add(limits.operation_timeout);
-        // Without a wait deadline, the acquisition fails if the servers are unavailable for a whole
-        // ttl, or for the longest silence if that is longer.
         let give_up_at = if limits.wait_deadline == Moment::NEVER {
-            self.unavailable_since.saturating_add(limits.ttl.max(limits.longest_silence))
+            self.unavailable_since.saturating_add(limits.outage_max.max(limits.longest_silence))
         } else {
             Moment::NEVER
         };

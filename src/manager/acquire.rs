@@ -18,9 +18,9 @@ use crate::{
         lock_lost::LockLost,
     },
     error::{Action, LockError, Result},
-    local::Representative,
+    local::{LocalHold, Representative},
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
-    renew::RenewalPlan,
+    renew::{Registration, RenewalPlan},
     sys::clock::{self, Moment},
 };
 
@@ -33,6 +33,17 @@ pub(super) struct Acquired {
     pub(super) contended: bool,
     /// The lock may be handed over inside the process.
     pub(super) representative: Option<Representative<HandedOver>>,
+}
+
+/// A granted lock whose lease is registered, and which has not been reported yet.
+pub(super) struct Registered {
+    lease: Arc<Lease>,
+    /// `None` if the manager was shut down meanwhile.
+    registration: Option<Registration>,
+    plan: RenewalPlan,
+    local: Option<LocalHold<HandedOver>>,
+    waited: Duration,
+    contended: bool,
 }
 
 impl Manager {
@@ -98,7 +109,6 @@ impl Manager {
         let ttl = params.ttl.max(params.hold_at_least);
         let (key, id) = (self.key(name)?, generate_lock_id());
         let claim = Claim { key, id, ttl, kind, token: 0 };
-        self.complete_releases([&claim.key]);
         let observer = &self.observer;
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);
@@ -108,7 +118,13 @@ impl Manager {
         let call_deadline = since.saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
         let is_local = is_local && !is_kept;
-        let turn = self.await_local_turn(&claim, &params, is_local, since);
+        let turn = match self.acquirer.outage(&claim) {
+            Some(error) => Err(error),
+            None => {
+                self.complete_releases([&claim.key], since);
+                self.await_local_turn(&claim, &params, is_local, since)
+            }
+        };
         let (representative, waited_locally) = match turn {
             Ok(LocalTurn::Taken(handed)) => {
                 let held = self.take_over(handed, &claim, wait_span);
@@ -159,10 +175,13 @@ impl Manager {
         params: &LockParams,
         timeout: Duration,
     ) -> Result<HeldLock> {
+        self.report_held(self.register(acquired, params), timeout)
+    }
+
+    /// Has the lease of a granted lock renewed from now on. Calls no user code.
+    pub(super) fn register(&self, acquired: Acquired, params: &LockParams) -> Registered {
         let Acquired { claim, grant, waited, contended, representative } = acquired;
         let is_kept = !params.hold_at_least.is_zero();
-        let observer = &self.observer;
-        let span = HoldSpan::begin(claim.key.name(), &claim.id, grant.token.0);
         let plan = RenewalPlan {
             renew: params.renew,
             provisional: grant.provisional,
@@ -178,9 +197,23 @@ impl Manager {
         }
         let lease = Arc::new(lease);
         let local = representative.map(|one| one.on_granted(lease.deadline()));
+        let registration = self.renewer.register(&lease, plan);
+        Registered { lease, registration, plan, local, waited, contended }
+    }
+
+    /// Reports a lock whose lease has been registered. Releases it within `timeout` if the manager
+    /// was shut down, or if the lease has ended meanwhile.
+    pub(super) fn report_held(
+        &self,
+        registered: Registered,
+        timeout: Duration,
+    ) -> Result<HeldLock> {
+        let Registered { lease, registration, plan, local, waited, contended } = registered;
+        let observer = &self.observer;
         let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
-        match self.renewer.register(&lease, plan) {
+        match registration {
             Some(registration) => {
+                let span = HoldSpan::begin(lock, id, token.0);
                 observer.acquired(AcquiredEvent { lock, id, token, waited, contended });
                 let held = HeldLock { lease: lease.clone(), registration, span, plan, local };
                 // The last act: a pause since the grant, or a slow event handler, may have

@@ -40,23 +40,27 @@ impl Manager {
         let ids = generate_lock_ids(keys.len());
         let claim = |(key, id)| Claim { key, id, ttl, kind, token: 0 };
         let claims: Vec<Claim> = keys.into_iter().zip(ids).map(claim).collect();
-        self.complete_releases(claims.iter().map(|claim| &claim.key));
         let begin = |Claim { key, id, .. }: &Claim| {
             observer.attempted(key.name(), id, params.wait);
             WaitSpan::begin(key.name(), id)
         };
         let spans: Vec<WaitSpan> = claims.iter().map(begin).collect();
-        let timeout = self.operation_timeout().saturating_mul(2);
-        let call_deadline = clock::now().saturating_add(timeout);
+        let began = clock::now();
+        let call_deadline = began.saturating_add(self.operation_timeout().saturating_mul(2));
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
-        if let Some(claim) = claims.first()
-            && params.cancel.as_ref().is_some_and(CancelToken::is_cancelled)
-        {
-            let name = claim.key.name().to_owned();
-            let error = LockError::Cancelled { name, waited: Duration::ZERO };
+        let refusal = claims.first().and_then(|claim| {
+            let is_cancelled = params.cancel.as_ref().is_some_and(CancelToken::is_cancelled);
+            let cancelled = || LockError::Cancelled {
+                name: claim.key.name().to_owned(),
+                waited: Duration::ZERO,
+            };
+            is_cancelled.then(cancelled).or_else(|| self.acquirer.outage(claim))
+        });
+        if let Some(error) = refusal {
             self.report_not_acquired(&claims, spans, &error);
             return Err(error);
         }
+        self.complete_releases(claims.iter().map(|claim| &claim.key), began);
         let grants = match observer.shield(|| self.acquirer.run_all(&claims)) {
             Ok(grants) => grants,
             Err(failed) => {
@@ -74,8 +78,11 @@ impl Manager {
             let waited = span.end("acquired");
             Acquired { claim, grant, waited, contended: false, representative: None }
         });
+        // A slow event handler of one lock must not cost the others their leases.
+        let registered: Vec<_> =
+            acquired.map(|acquired| self.register(acquired, &params)).collect();
         // Even if one cannot be held any more, the others must become locks that can be released.
-        let held = acquired.map(|acquired| self.hold(acquired, &params, left()));
+        let held = registered.into_iter().map(|lock| self.report_held(lock, left()));
         let (held, failed): (Vec<_>, Vec<_>) = held.partition(Result::is_ok);
         let held: Vec<HeldLock> = held.into_iter().flatten().collect();
         match failed.into_iter().find_map(Result::err) {
@@ -90,10 +97,18 @@ impl Manager {
         }
     }
 
-    /// Each attempt that was reported must end in a report.
+    /// Each attempt that was reported must end in a report. Only one of the locks need be held.
     fn report_not_acquired(&self, claims: &[Claim], spans: Vec<WaitSpan>, error: &LockError) {
         for (Claim { key, id, .. }, span) in claims.iter().zip(spans) {
-            self.observer.not_acquired(key.name(), id, span.end("not acquired"), error);
+            let (name, waited) = (key.name().to_owned(), span.end("not acquired"));
+            match error {
+                LockError::Held { name: held, server, .. } if *held != name => {
+                    let server = server.clone();
+                    let other = LockError::Timeout { name, holder: None, waited, server };
+                    self.observer.not_acquired(key.name(), id, waited, &other);
+                }
+                _ => self.observer.not_acquired(key.name(), id, waited, error),
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     config::LockOptions,
     core::{claim::Claim, detached::Detached, id::generate_lock_id, lease::Lease},
     error::{Action, LockError, Result},
+    observe::event::DetachedEvent,
     renew::Registration,
     sys::clock::{self, Moment},
 };
@@ -34,10 +35,10 @@ impl Manager {
         let HeldLock { lease, registration, span, .. } = held;
         let Claim { key, id, kind, .. } = &lease.claim;
         if !self.end_and_report(&lease, registration) {
-            span.end("lost");
-            let (name, why) = (key.name().to_owned(), lease.why_not_held());
-            return Err(LockError::Lost { name, why });
+            return Err(self.give_up_lost(&lease, span, lease.why_not_held()));
         }
+        let (lock, token, held) = (key.name(), lease.token, lease.held_for(clock::now()));
+        self.observer.detached(DetachedEvent { lock, id, token, held });
         span.end("detached");
         let (name, id) = (key.name().to_owned(), id.clone());
         Ok(Detached { name, id, kind: *kind, ttl: lease.ttl() })

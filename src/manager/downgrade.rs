@@ -20,16 +20,8 @@ impl Manager {
         // The renewal must end first: it would not find the writer's id, and report a loss.
         let was_held = self.end_and_report(&lease, registration);
         let name = lease.claim.key.name();
-        let lost = |why| LockError::Lost { name: name.to_owned(), why };
         if !was_held {
-            let why = lease.why_not_held();
-            self.abandon(
-                &lease.longest_claim(),
-                self.backend.lease_residue(&lease),
-                self.time_left(),
-            );
-            span.end("lost");
-            return Err(lost(why));
+            return Err(self.give_up_lost(&lease, span, lease.why_not_held()));
         }
         let (kind, ttl) = (LockKind::Read, lease.ttl());
         let claim = Claim { kind, ttl, ..lease.claim.clone() };
@@ -39,8 +31,7 @@ impl Manager {
             Ok(Passed::Lost(why)) => {
                 let held_for = lease.held_for(clock::now());
                 self.observer.lost(name, &claim.id, lease.token, &why, held_for);
-                span.end("lost");
-                return Err(lost(why));
+                return Err(self.give_up_lost(&lease, span, why));
             }
             Err(error) => {
                 // The request may have been carried out.

@@ -154,5 +154,5 @@ impl Manager {
 
 /// The holder with this id, as far as its own process knows.
 fn holder_of(id: &LockId) -> Holder {
-    Holder::from_report(id.as_str().as_bytes(), -1, 0, 0, 0)
+    Holder::from_id(id.as_str().to_owned())
 }

@@ -103,6 +103,15 @@ impl Manager {
         EndedLock { lease, span, was_held, held_for, kept_by }
     }
 
+    /// Cleans up after a lock that turns out to be lost while its holder gives it up: an earlier
+    /// request may still be applied. Returns the error of the call.
+    pub(super) fn give_up_lost(&self, lease: &Lease, span: HoldSpan, why: LockLost) -> LockError {
+        let residue = self.backend.lease_residue(lease);
+        self.abandon(&lease.longest_claim(), residue, self.time_left());
+        span.end("lost");
+        LockError::Lost { name: lease.claim.key.name().to_owned(), why }
+    }
+
     /// Reports how a lock has ended. `outcome` is that of its release, if the servers confirmed it.
     pub(super) fn report_ended(&self, ended: EndedLock, outcome: Option<&Released>) {
         let EndedLock { lease, span, was_held, held_for, .. } = ended;
@@ -166,10 +175,14 @@ impl Manager {
     }
 
     /// Completes the releases of these locks that run in the background, so that an acquisition
-    /// does not find a lock held by its own manager. Gives up after half an operation timeout, or
-    /// when one cannot be completed.
-    pub(super) fn complete_releases<'a>(&self, keys: impl IntoIterator<Item = &'a LockKey>) {
-        let deadline = clock::now().saturating_add(self.operation_timeout() / 2);
+    /// does not find a lock held by its own manager. Gives up half an operation timeout after the
+    /// start of the call, or when one cannot be completed.
+    pub(super) fn complete_releases<'a>(
+        &self,
+        keys: impl IntoIterator<Item = &'a LockKey>,
+        since: Moment,
+    ) {
+        let deadline = since.saturating_add(self.operation_timeout() / 2);
         let pending = |key: &LockKey| self.cleaner.pending_releases(key.lock_key());
         for lease in keys.into_iter().flat_map(pending) {
             let residue = self.backend.lease_residue(&lease);

@@ -12,9 +12,9 @@ use crate::{
 /// Set a handler with [`Config::event_handler`](crate::Config::event_handler). A handler that
 /// panics or blocks never causes the loss of a lock:
 ///
-/// * `attempted`, `acquired`, `released`, `timed_out` and `failed` are called on the thread that
-///   locks or unlocks, in order, while no request of that thread is in flight. Time spent in them
-///   delays the caller. A lock is already being renewed when `acquired` is called.
+/// * `attempted`, `acquired`, `released`, `detached`, `timed_out` and `failed` are called on the
+///   thread that locks or unlocks, in order, while no request of that thread is in flight. Time
+///   spent in them delays the caller. A lock is already being renewed when `acquired` is called.
 /// * All other methods are called one after the other on a thread of their own, `distlock-outbox`,
 ///   slightly later. That thread also calls the logger for the library's own threads, and the
 ///   metrics recorder. Its queue holds 1,024 calls. Further ones are dropped, and counted in
@@ -25,9 +25,12 @@ use crate::{
 ///
 /// A panic is caught, and the first one is logged (unless the program aborts on panics).
 ///
-/// All events of one acquisition carry the same identifier. They begin with `attempted` and end
-/// with `timed_out`, `failed` or `acquired`. `acquired` is followed by one `released` or one
-/// `lost`, unless the guard is leaked.
+/// The events of one acquisition begin with `attempted` and end with `timed_out`, `failed` or
+/// `acquired`. `acquired` is followed by one `released`, `detached` or `lost`, unless the guard is
+/// leaked. All of these carry the same identifier, with one exception: if another thread of the
+/// process hands the lock over ([`Config::local_handover`](crate::Config::local_handover)),
+/// `acquired` and the events after it carry the identifier that the server knows, which is that of
+/// the former holder. Such holds differ in their fencing tokens.
 ///
 /// To test a handler, create events with their `new`, which the feature `testing` adds.
 ///
@@ -103,8 +106,14 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
+    /// A lock was left to a successor: [`LockGuard::detach`](crate::LockGuard::detach).
+    fn detached(&self, event: &DetachedEvent<'_>) {
+        let _ = event;
+    }
+
     /// Another client held the lock while the caller waited, or at the moment of the call if the
-    /// caller did not wait.
+    /// caller did not wait. A call for several locks ends like this for all of them, if one of them
+    /// is held; the event of the others has no holder.
     fn timed_out(&self, event: &TimedOutEvent<'_>) {
         let _ = event;
     }
@@ -288,6 +297,20 @@ event! {
         /// True if the server confirmed the release. Otherwise it is retried in the background, or
         /// the lock expires.
         confirmed: bool,
+    }
+}
+
+event! {
+    /// A lock was left to a successor.
+    DetachedEvent {
+        /// The name of the lock, without its prefix.
+        lock: &'a str,
+        /// The identifier of the acquisition.
+        id: &'a LockId,
+        /// The fencing token of the acquisition.
+        token: FencingToken,
+        /// The time from the acquisition until the lock was detached.
+        held: Duration,
     }
 }
 

@@ -19,9 +19,9 @@ use crate::{
     error::LockError,
     observe::{
         event::{
-            AcquiredEvent, AttemptedEvent, ContendedEvent, FailedEvent, HandleEvent, LostEvent,
-            ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent, RenewedEvent,
-            RetryingEvent, ServerChangedEvent, TimedOutEvent, UnreachableEvent,
+            AcquiredEvent, AttemptedEvent, ContendedEvent, DetachedEvent, FailedEvent, HandleEvent,
+            LostEvent, ReconnectedEvent, ReleasedEvent, RenewalFailedEvent, RenewalOverdueEvent,
+            RenewedEvent, RetryingEvent, ServerChangedEvent, TimedOutEvent, UnreachableEvent,
         },
         metrics::{Count, Metrics, Recorder},
     },
@@ -248,6 +248,11 @@ impl Observer {
     pub(crate) fn released(&self, event: ReleasedEvent<'_>) {
         self.metrics.released(event.lock, event.held);
         self.dispatch_inline(|handler| handler.released(&event));
+    }
+
+    pub(crate) fn detached(&self, event: DetachedEvent<'_>) {
+        self.metrics.detached(event.lock, event.held);
+        self.dispatch_inline(|handler| handler.detached(&event));
     }
 
     /// Reports a server to which no connection can be opened; `has_replied` if it refuses them.

@@ -52,7 +52,10 @@ impl Timer {
         let Context { observer, shared, residues, .. } = self.context;
         let (leases, deadline) = shared.end_all();
         for lease in &leases {
-            lease.end(LeaseEnd::Lost(LockLost::Shutdown));
+            // It may have expired before, while this thread slept.
+            if !lease.expire(clock::now()) {
+                lease.end(LeaseEnd::Lost(LockLost::Shutdown));
+            }
             isolate_panic(|| report_loss(&observer, lease));
         }
         // The worker may be re-acquiring a lock on more nodes, which the release must include.

@@ -51,6 +51,8 @@ counts! {
         "Acquisitions that failed for a reason other than contention";
     /// Number of locks released by their holders.
     released: Released, "distlock_lock_released_total", "Locks released";
+    /// Number of locks that their holders detached, for a successor.
+    detached: Detached, "distlock_lock_detached_total", "Locks detached";
     /// Number of locks lost while they were held.
     lost: Lost, "distlock_lock_lost_total", "Locks lost while they were held";
     /// Number of confirmed renewals.

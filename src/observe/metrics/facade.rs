@@ -96,10 +96,11 @@ fn errors(count: Count) -> &'static [&'static str] {
             "no_quorum",
             "refused",
             "wrong_type",
+            "cancelled",
             "shutdown",
             "other",
         ],
-        Count::Lost => &["expired", "taken", "gone", "max_hold", "shutdown"],
+        Count::Lost => &["expired", "taken", "gone", "connection_lost", "max_hold", "shutdown"],
         _ => &[],
     }
 }

@@ -173,6 +173,7 @@ impl fmt::Display for Metrics {
             ("timed out", self.timed_out()),
             ("failed", self.failed()),
             ("released", self.released()),
+            ("detached", self.detached()),
             ("lost", self.lost()),
             ("renewals", self.renewals()),
             ("renewals failed", self.renewals_failed()),

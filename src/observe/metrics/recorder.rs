@@ -44,8 +44,8 @@ impl Counts {
 
     /// Number of locks held.
     pub(super) fn held(&self) -> u64 {
-        let ended = self.get(Count::Released) + self.get(Count::Lost);
-        self.get(Count::Acquired).saturating_sub(ended)
+        let ended = [Count::Released, Count::Detached, Count::Lost].map(|count| self.get(count));
+        self.get(Count::Acquired).saturating_sub(ended.iter().sum())
     }
 }
 
@@ -200,13 +200,21 @@ impl Recorder {
     }
 
     pub(crate) fn released(&self, lock: &str, held: Duration) {
-        self.count_of(Count::Released, lock);
+        self.given_up(Count::Released, "released", lock, held);
+    }
+
+    pub(crate) fn detached(&self, lock: &str, held: Duration) {
+        self.given_up(Count::Detached, "detached", lock, held);
+    }
+
+    fn given_up(&self, count: Count, outcome: &'static str, lock: &str, held: Duration) {
+        self.count_of(count, lock);
         {
             let mut tables = self.tables.lock();
             tables.hold.record(held);
             tables.per_lock.entry(lock).hold.record(held);
         }
-        self.time(Time::Hold, Some("released"), lock, held);
+        self.time(Time::Hold, Some(outcome), lock, held);
     }
 
     pub(crate) fn lost(&self, lock: &str, held: Duration, why: &LockLost) {

@@ -6,8 +6,11 @@ use distlock::{HeldBy, LockError, LockKind, LockLost, RedisMgr, Released};
 
 use super::{LONG, Subject, await_waiters, members_key, spawn_waiter};
 use crate::{
-    helpers::{SECOND, UnwrapReleased, config_long_timeouts, expect_loss, get, manager, pttl},
-    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
+    helpers::{
+        SECOND, UnwrapReleased, await_gone, config_long_timeouts, expect_loss, get, manager, pttl,
+        server_behind_proxy, spawn_call, with_ttl,
+    },
+    support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
 
 /// Promise: P12
@@ -142,6 +145,31 @@ fn downgrade_of_a_lost_lock_reports_the_loss() {
 /// Promise: P12
 /// Fault: N179
 #[cfg(feature = "testing")]
+/// The proxy holds back the first request of the writer and cuts its connection, and the second one
+/// acquires the lock. The first one reaches the server after the downgrade has reported the loss.
+///
+/// Fault: N193
+#[test]
+fn late_request_after_a_lost_downgrade_leaves_no_lock() {
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let late = proxy.on_request(contains("lock:x"), Fault::HoldRequest);
+    let writing = spawn_call(&mgr, "x", |mgr, name| {
+        mgr.rw_lock(name).unwrap().write_with(&with_ttl(600 * SECOND)).unwrap()
+    });
+    late.wait_fired();
+    proxy.reset_all();
+    let writer = writing.join().unwrap();
+    let id = writer.id().clone();
+    server.cli(&["DEL", "lock:x"]);
+    assert!(writer.downgrade().unwrap_err().is_lost());
+    let commands = server.monitor();
+    late.release();
+    commands.wait_for(id.as_str());
+    server.cli(&["ECHO", "all was recorded"]);
+    commands.wait_for("all was recorded");
+    await_gone(&server, "lock:x");
+}
+
 #[test]
 fn downgrade_without_a_server_ends_the_hold() {
     let server = MemoryServer::new();

@@ -24,6 +24,8 @@ fn detached_lock_is_adopted_once_with_a_new_token() {
         let lost = guard.lost().clone();
         let detached = guard.detach().unwrap();
         assert!(lost.recv().is_err(), "it is no loss");
+        let metrics = mgr.metrics();
+        assert_eq!((metrics.held(), metrics.detached(), metrics.released()), (0, 1, 0));
         let detached: Detached = detached.to_string().parse().unwrap();
         assert_eq!((detached.name(), detached.id(), detached.ttl()), ("x", &id, 60 * SECOND));
         assert_eq!(mgr.holder("x").unwrap().unwrap().id(), id.as_str());

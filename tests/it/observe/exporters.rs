@@ -135,6 +135,8 @@ mod facade {
         mgr.try_lock("orders:42").unwrap_err();
         eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() > 0);
         guard.release().unwrap().unwrap_released();
+        let passed = mgr.lock_with("passed", &options).unwrap();
+        drop(mgr.adopt(&passed.detach().unwrap()).unwrap());
         server.cli(&["RPUSH", "lock:list", "x"]);
         mgr.try_lock("list").unwrap_err();
         let lost = mgr.lock_with("lost", &options).unwrap();
@@ -177,15 +179,15 @@ mod facade {
         eventually("the gauges are zero", TEST_TIMEOUT, || gauge("held") == Some(0.0));
         let total = |name: &str| of(&format!("distlock_lock_{name}_total {at}"));
         assert_eq!(
-            ["attempted", "acquired", "contended", "timed_out", "released"].map(total),
-            [Some(5), Some(3), Some(1), Some(1), Some(2)]
+            ["attempted", "acquired", "contended", "timed_out", "released", "detached"].map(total),
+            [Some(7), Some(5), Some(1), Some(1), Some(3), Some(1)]
         );
         assert_eq!((lost("gone"), lost("taken")), (Some(1), Some(0)));
         assert_eq!(of(&format!("distlock_lock_failed_total {at} error_type=wrong_type")), Some(1));
         let times = recorder.times.lock().clone();
         let held = &times[&format!("distlock_lock_hold_seconds {at} outcome=released")];
-        assert!(held.len() == 2 && held[0] > 0.0 && held[0] < 60.0, "not in seconds: {times:?}");
-        assert_eq!(times[&format!("distlock_lock_wait_seconds {at} outcome=acquired")].len(), 3);
+        assert!(held.len() == 3 && held[0] > 0.0 && held[0] < 60.0, "not in seconds: {times:?}");
+        assert_eq!(times[&format!("distlock_lock_wait_seconds {at} outcome=acquired")].len(), 5);
         assert_eq!(times[&format!("distlock_lock_wait_seconds {at} outcome=timed_out")].len(), 1);
         for series in recorder.series() {
             assert!(!series.contains("orders") && series.contains(&at), "{series}");

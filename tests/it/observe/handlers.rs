@@ -1,6 +1,7 @@
 //! Event handlers that panic or block do not affect locks.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -203,4 +204,33 @@ fn outbox_thread_lives_as_long_as_its_manager() {
     eventually("the thread ends", TEST_TIMEOUT, || threads() == 0);
     eventually("the handler is dropped", TEST_TIMEOUT, || Arc::strong_count(&events) == 1);
     assert_eq!(get(&server, "lock:x"), None);
+}
+
+/// Waits in the first `acquired` until as many locks have been renewed.
+#[derive(Debug)]
+struct SlowHandler {
+    renewed: Mutex<BTreeSet<String>>,
+    wanted: usize,
+}
+
+impl HandleEvent for SlowHandler {
+    fn acquired(&self, _: &AcquiredEvent<'_>) {
+        let are_renewed = || self.renewed.lock().len() == self.wanted;
+        eventually("all locks are renewed", TEST_TIMEOUT, are_renewed);
+    }
+
+    fn renewed(&self, event: &RenewedEvent<'_>) {
+        self.renewed.lock().insert(event.lock().to_owned());
+    }
+}
+
+/// Promise: P2
+#[test]
+fn slow_handler_of_one_lock_does_not_cost_the_others() {
+    let server = RedisServer::start();
+    let names = ["x", "y", "z"];
+    let handler = Arc::new(SlowHandler { renewed: Mutex::default(), wanted: names.len() });
+    let config = config_long_timeouts(server.url()).ttl(TTL).event_handler(handler);
+    let guard = RedisMgr::new(config).unwrap().try_lock_all(names).unwrap();
+    assert!(guard.is_held());
 }

@@ -10,8 +10,13 @@ use distlock::{Config, LockError, RedisMgr};
 
 use super::{expect_no_quorum, quarantine::IN_QUARANTINE, quorum};
 use crate::{
-    helpers::{Defer, SECOND, completes_within, config_long_timeouts, config_short_timeout, timed},
-    support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, any_request, eventually},
+    helpers::{
+        CALL_LIMIT, Defer, SECOND, completes_within, config_long_timeouts, config_short_timeout,
+        spawn_call, timed,
+    },
+    support::{
+        Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, any_request, contains, eventually,
+    },
 };
 
 /// Long enough that a call that ends before half of it has not waited for it.
@@ -86,6 +91,32 @@ fn expect_to_fail_fast(why: &str, breaks: fn(&RedisServer), mends: fn(&RedisServ
 fn calls_fail_fast_while_the_server_is_away() {
     expect_to_fail_fast("refused", RedisServer::kill, RedisServer::restart);
     expect_to_fail_fast("no reply in time", RedisServer::stop, RedisServer::cont);
+}
+
+/// The probe has the only request for the lock in this process, and waits for a reply.
+///
+/// Fault: N147
+#[test]
+fn calls_do_not_wait_behind_the_probe_for_their_lock() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let mgr = RedisMgr::new(config_long_timeouts(proxy.url()).fail_fast(true)).unwrap();
+    drop(mgr.lock("x").unwrap());
+    let _resets = proxy.on_request(contains("lock:x"), Fault::ResetBeforeRequest).times(2);
+    assert!(mgr.try_lock_for("x", HOUR).unwrap_err().is_unavailable());
+    let held_back = proxy.on_request(contains("try"), Fault::HoldRequest);
+    let mut calls = Vec::new();
+    eventually("a call is the probe", TEST_TIMEOUT, || {
+        calls.push(spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, HOUR).map(drop)));
+        held_back.fired() > 0
+    });
+    for call in [RedisMgr::try_lock, RedisMgr::lock] {
+        let mgr = mgr.clone();
+        let error = completes_within(CALL_LIMIT, "the call", move || call(&mgr, "x").unwrap_err());
+        assert!(error.is_unavailable(), "{error}");
+    }
+    held_back.release();
+    calls.into_iter().for_each(|call| drop(call.join().unwrap()));
 }
 
 /// Fault: N147
