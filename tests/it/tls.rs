@@ -259,6 +259,28 @@ fn sentinels_and_their_master_are_reached_with_tls() {
     assert!(completes_within(CALL_LIMIT, "a try", || mgr.try_lock("x")).is_err());
 }
 
+/// Fault: F62
+#[test]
+fn certificate_names_the_host_that_the_sentinels_announce() {
+    let certificates = Certificates::new();
+    certificates.sign("server", &["localhost"], |_| {});
+    let group = SentinelGroup::start_with_tls(0, certificates.folder());
+    let port = group.servers[0].tls_addr().port().to_string();
+    for sentinel in 0..3 {
+        for words in [
+            &["SENTINEL", "CONFIG", "SET", "resolve-hostnames", "yes"][..],
+            &["SENTINEL", "CONFIG", "SET", "announce-hostnames", "yes"],
+            &["SENTINEL", "REMOVE", "main"],
+            &["SENTINEL", "MONITOR", "main", "localhost", &port, "2"],
+        ] {
+            group.query::<String>(sentinel, words);
+        }
+    }
+    let url = group.url().replace("127.0.0.1", "localhost");
+    let config = Config::new(url).tls(trusted(&certificates));
+    RedisMgr::new(config).unwrap().lock("x").unwrap().release().unwrap().unwrap_released();
+}
+
 #[test]
 fn locks_survive_cut_connections() {
     let certificates = Certificates::new();

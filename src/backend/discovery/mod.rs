@@ -17,6 +17,12 @@ pub(crate) trait Discovery: fmt::Debug + Send + Sync {
     /// Returns the addresses to try, in this order. Ends by `deadline`.
     fn resolve(&self, deadline: Moment) -> Result<Vec<Address>, NodeError>;
 
+    /// Returns the host that the last [`resolve`](Self::resolve) found, if the URL does not name
+    /// it. With TLS, it is expected in the certificate.
+    fn host(&self) -> Option<String> {
+        None
+    }
+
     /// How many times another server is known to have taken over. A connection that was opened at a
     /// lower count may lead to a former server, which may still reply.
     fn takeovers(&self) -> u64 {

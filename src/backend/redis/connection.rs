@@ -174,7 +174,10 @@ impl Connection {
         // A takeover that is noticed meanwhile costs another connection, and is never missed.
         self.takeovers = self.endpoint.discovery.takeovers();
         let addresses = self.endpoint.discovery.resolve(deadline)?;
-        let security = self.endpoint.security.as_ref();
+        let Endpoint { security, discovery, .. } = &*self.endpoint;
+        let host = discovery.host();
+        let of_host = security.as_ref().zip(host).map(|(security, host)| security.for_host(&host));
+        let security = of_host.as_ref().or(security.as_ref());
         let transport =
             transport::connect(&addresses, security, deadline).map_err(NodeError::not_sent)?;
         self.link = Some(FramedSocket::new(transport));

@@ -89,6 +89,7 @@ struct Known {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     config_epoch: u64,
+    host: String,
     /// Address as the sentinel names it.
     label: String,
     addresses: Vec<Address>,
@@ -170,6 +171,10 @@ impl Discovery for Sentinels {
             Some(master) => Ok(master.addresses.clone()),
             None => Err(shared.no_master(&known)),
         }
+    }
+
+    fn host(&self) -> Option<String> {
+        self.0.known.lock().master.as_ref().map(|master| master.host.clone())
     }
 
     fn takeovers(&self) -> u64 {
@@ -344,7 +349,7 @@ impl Watched {
         let addresses = of_host(&host, port)
             .resolve(deadline)
             .map_err(|error| Failure::passing(&error.kind))?;
-        Ok(Master { config_epoch, label: format!("{host}:{port}"), addresses })
+        Ok(Master { config_epoch, label: format!("{host}:{port}"), host, addresses })
     }
 
     /// Sends commands, and reads their replies.

@@ -192,6 +192,10 @@ struct TlsSocket {
     buffered: usize,
 }
 
+/// Maximum number of reads from the socket in which an idle server may send what is not for the
+/// reader, such as session tickets.
+const QUIET_FILLS_MAX: u32 = 8;
+
 /// What has arrived.
 #[derive(PartialEq, Eq)]
 enum Filled {
@@ -246,7 +250,7 @@ impl TlsSocket {
 impl Transport for TlsSocket {
     fn read(&mut self, buffer: &mut [u8], longest: Duration) -> io::Result<usize> {
         let until = clock::now().saturating_add(longest);
-        let mut left = longest;
+        let (mut left, mut has_filled) = (longest, false);
         loop {
             match self.session.reader().read(buffer) {
                 Ok(read) => {
@@ -256,10 +260,13 @@ impl Transport for TlsSocket {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            // Session tickets and parts of records carry nothing for the reader.
-            if self.fill(left)? == Filled::Nothing {
+            // Session tickets and parts of records carry nothing for the reader. A server could
+            // send them without end.
+            let is_over = has_filled && left.is_zero();
+            if is_over || self.fill(left)? == Filled::Nothing {
                 return Err(ErrorKind::WouldBlock.into());
             }
+            has_filled = true;
             left = until.duration_since(clock::now());
         }
     }
@@ -281,11 +288,15 @@ impl Transport for TlsSocket {
     }
 
     fn has_input(&mut self) -> io::Result<bool> {
-        while !self.has_buffered() {
+        for _ in 0..QUIET_FILLS_MAX {
+            if self.has_buffered() {
+                return Ok(true);
+            }
             if self.fill(Duration::ZERO)? == Filled::Nothing {
                 return Ok(false);
             }
         }
+        // It is not quiet.
         Ok(true)
     }
 

@@ -2,7 +2,8 @@ use super::*;
 
 fn master(config_epoch: u64, port: u16) -> Master {
     let address = Address::Tcp(([127, 0, 0, 1], port).into());
-    Master { config_epoch, label: port.to_string(), addresses: vec![address] }
+    let host = "127.0.0.1".to_owned();
+    Master { config_epoch, host, label: port.to_string(), addresses: vec![address] }
 }
 
 #[test]
