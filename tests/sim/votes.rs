@@ -1,8 +1,9 @@
 //! Votes of lost rounds, and the vote of a queue node that is far away.
 
-use distlock::RedisMgr;
+use distlock::{LockOptions, RedisMgr};
 
 use super::{
+    client::duration,
     late_replies::{KEY, delay, give_to_other_client, on_node},
     scripted::scripted,
     world::{MS, SEC, Sim, current_sim},
@@ -102,12 +103,7 @@ fn former_head_moves_to_the_recovered_queue_node() {
             let [first, second, third] = nodes_in_order(sim);
             [first, second, third].into_iter().for_each(|node| give_to_other_client(sim, node));
             sim.stop_node(first);
-            let waiter = mgr.clone();
-            let thread = current_sim().start_thread(sim.process(), move || {
-                if let Err(error) = waiter.lock("x") {
-                    current_sim().violation(format!("unexpected error: {error}"));
-                }
-            });
+            let waiter = wait_for_lock(sim, mgr);
             sim.sleep(3 * SEC);
             assert!(is_queued_on(sim, second));
             [second, third].into_iter().for_each(|node| delay(sim, node, 5 * MS));
@@ -119,9 +115,7 @@ fn former_head_moves_to_the_recovered_queue_node() {
             for node in [second, third, first] {
                 on_node(sim, node, |keys, _| keys.put(KEY, None, None));
             }
-            while !sim.is_done(thread) {
-                sim.sleep(MS);
-            }
+            await_thread(sim, waiter);
             Ok(())
         });
     }
@@ -129,4 +123,60 @@ fn former_head_moves_to_the_recovered_queue_node() {
 
 fn is_queued_on(sim: &Sim, node: usize) -> bool {
     on_node(sim, node, |keys, now_us| keys.live_entries(now_us).any(|(key, ..)| key == QUEUE_KEY))
+}
+
+/// Number of requests that each node but the queue node has received.
+fn requests_at_others(sim: &Sim) -> [u64; 2] {
+    let [_, second, third] = nodes_in_order(sim);
+    [second, third].map(|node| sim.net.borrow().servers[node].requests_served)
+}
+
+/// A process that has waited for a lock wants it again. Its claim asks all nodes only once the
+/// queue node has granted the lock. Otherwise it would win votes that the head of the queue needs.
+///
+/// Fault: N220
+/// Promise: P4
+#[test]
+fn contended_lock_is_asked_for_at_the_queue_node_first() {
+    scripted(3, |sim, mgr| {
+        drop(mgr.lock("x")?);
+        (0..3).for_each(|node| give_to_other_client(sim, node));
+        let wait = LockOptions::new().wait(duration(100 * MS));
+        let ask = || {
+            sim.sleep(2 * SEC);
+            let before = requests_at_others(sim);
+            let error = mgr.lock_with("x", &wait).expect_err("another client holds it");
+            assert!(error.is_contended(), "{error:?}");
+            requests_at_others(sim) != before
+        };
+        assert!(ask(), "nothing is known of the lock");
+        assert!(!ask(), "the other nodes were asked while another client had the queue node");
+        (0..3).for_each(|node| on_node(sim, node, |keys, _| keys.put(KEY, None, None)));
+        let [queue_node, ..] = nodes_in_order(sim);
+        let requests = || sim.net.borrow().servers[queue_node].requests_served;
+        // The second claim finds the memory cleared by the first, and asks all nodes at once.
+        for expected in [3, 2] {
+            sim.sleep(2 * SEC);
+            let before = requests();
+            drop(mgr.lock("x")?);
+            assert_eq!(requests() - before, expected);
+        }
+        Ok(())
+    });
+}
+
+/// A thread waits for the lock, and releases it at once.
+fn wait_for_lock(sim: &Sim, mgr: &RedisMgr) -> usize {
+    let waiter = mgr.clone();
+    current_sim().start_thread(sim.process(), move || {
+        if let Err(error) = waiter.lock("x") {
+            current_sim().violation(format!("unexpected error: {error}"));
+        }
+    })
+}
+
+fn await_thread(sim: &Sim, thread: usize) {
+    while !sim.is_done(thread) {
+        sim.sleep(MS);
+    }
 }

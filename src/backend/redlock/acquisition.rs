@@ -2,7 +2,8 @@
 //!
 //! The queue is on one of the nodes, the queue node. The waiter at the head of the queue holds the
 //! lock on that node. A waiter behind others asks only the queue node, unless its last round failed
-//! or an earlier node may have recovered. Contenders therefore do not split the votes for long.
+//! or an earlier node may have recovered. So does a new claim for a lock that was contended when
+//! this process last asked for it. Contenders therefore do not split the votes for long.
 
 mod rejected;
 
@@ -62,6 +63,8 @@ pub(super) struct QuorumAcquisition<'a> {
     token_rounds: u32,
     /// Rounds lost to other contenders so far.
     lost_rounds: u32,
+    /// A round of this claim was lost to other contenders.
+    found_contended: bool,
     /// The last round had no usable result.
     is_failing: bool,
 }
@@ -82,6 +85,7 @@ impl<'a> QuorumAcquisition<'a> {
             token_known: NodeSet::EMPTY,
             token_rounds: 0,
             lost_rounds: 0,
+            found_contended: false,
             is_failing: false,
         }
     }
@@ -117,14 +121,18 @@ impl<'a> QuorumAcquisition<'a> {
 
     /// Whether to ask all nodes, and not only the queue node. While other waiters are ahead of us
     /// in the queue, the other nodes can report only one new fact: that a preferred queue node has
-    /// recovered.
+    /// recovered. They would also give us votes that the head of the queue needs.
     fn should_ask_all(&self, mode: AcquireMode) -> bool {
         self.is_head
             || self.needs_full_lease
-            || self.lost_rounds == 0
+            || !self.expects_contention()
             || self.is_failing
             || mode == AcquireMode::Try
             || self.redlock.may_have_recovered(self.queue_node)
+    }
+
+    fn expects_contention(&self) -> bool {
+        self.found_contended || self.redlock.contended_locks.contains(&self.request.claim.key)
     }
 
     /// Asks all nodes, or only the queue node. If all were asked and no quorum grants the lock,
@@ -215,7 +223,7 @@ impl<'a> QuorumAcquisition<'a> {
     /// the lock there without a quorum. If the waiter dies, the key must not keep the lock from
     /// others for a whole ttl.
     fn asks_for_claim_window(&self, mode: AcquireMode, ask_all: bool) -> bool {
-        let expects_to_wait = self.is_head || self.lost_rounds > 0;
+        let expects_to_wait = self.is_head || self.found_contended;
         !ask_all || (!self.needs_full_lease && expects_to_wait && self.can_wait(mode))
     }
 
@@ -364,5 +372,11 @@ impl Acquisition for QuorumAcquisition<'_> {
     fn residue(&self) -> Option<Residue> {
         let (all, to_release) = (self.redlock.all_nodes(), self.releases.to_release);
         self.footprint.residue(clock::now(), all, to_release, || self.request.queue_entry())
+    }
+}
+
+impl Drop for QuorumAcquisition<'_> {
+    fn drop(&mut self) {
+        self.redlock.contended_locks.record(&self.request.claim.key, self.found_contended);
     }
 }

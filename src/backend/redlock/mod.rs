@@ -4,6 +4,7 @@ mod acquisition;
 mod broadcast;
 mod broadcast_options;
 mod cleanup;
+mod contended_locks;
 mod error;
 mod footprint;
 mod group_requests;
@@ -26,6 +27,7 @@ use self::{
     acquisition::QuorumAcquisition,
     broadcast::broadcast,
     cleanup::QuorumCleaner,
+    contended_locks::ContendedLocks,
     renewals::QuorumRenewals,
     reported_holder::most_reported_holder,
     round_pauses::{preferred_wait, subscribe_budget},
@@ -69,6 +71,7 @@ pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,
     voters: Arc<Mutex<Voters>>,
     pool: Arc<ConnectionPool>,
+    contended_locks: ContendedLocks,
     label: Arc<str>,
     operation_timeout: Duration,
 }
@@ -99,7 +102,14 @@ impl Redlock {
         };
         let nodes: Arc<[_]> = endpoints.iter().enumerate().map(node).collect();
         let pool = Arc::new(ConnectionPool::new(nodes.clone(), pool_size)?);
-        Some(Redlock { nodes, voters, pool, label: join_labels(endpoints), operation_timeout })
+        Some(Redlock {
+            nodes,
+            voters,
+            pool,
+            contended_locks: ContendedLocks::new(),
+            label: join_labels(endpoints),
+            operation_timeout,
+        })
     }
 
     /// Connects to the nodes, and fails if a server cannot be a node. An unreachable node is

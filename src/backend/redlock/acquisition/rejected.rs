@@ -27,6 +27,7 @@ impl QuorumAcquisition<'_> {
         queue_requested_before: bool,
         round: &Round,
     ) -> Contention {
+        self.found_contended = true;
         self.lost_rounds += 1;
         (self.token_min, self.is_failing) = (None, false);
         let holder = round.holder(self.queue_node).map(|holder| match round.asked_all {
