@@ -165,6 +165,36 @@ fn contended_lock_is_asked_for_at_the_queue_node_first() {
     });
 }
 
+/// A waiter has polled the queue node often before that node grants it the lock. The others still
+/// refuse it then.
+///
+/// Fault: N221
+/// Promise: P4
+#[test]
+fn head_that_has_waited_long_asks_again_soon() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, second, third] = nodes_in_order(sim);
+        drop(mgr.lock("warm")?);
+        (0..3).for_each(|node| give_to_other_client(sim, node));
+        let waiter = wait_for_lock(sim, mgr);
+        sim.sleep(5 * SEC);
+        let before = requests_at_others(sim);
+        on_node(sim, queue_node, |keys, _| keys.put(KEY, None, None));
+        while requests_at_others(sim) == before {
+            sim.sleep(MS);
+        }
+        let [first, _] = requests_at_others(sim);
+        sim.sleep(20 * MS);
+        let [last, _] = requests_at_others(sim);
+        assert!(last - first >= 3, "{} requests", last - first);
+        [second, third]
+            .into_iter()
+            .for_each(|node| on_node(sim, node, |keys, _| keys.put(KEY, None, None)));
+        await_thread(sim, waiter);
+        Ok(())
+    });
+}
+
 /// A thread waits for the lock, and releases it at once.
 fn wait_for_lock(sim: &Sim, mgr: &RedisMgr) -> usize {
     let waiter = mgr.clone();

@@ -61,7 +61,7 @@ pub(super) struct QuorumAcquisition<'a> {
     /// Nodes whose last reply granted the lock with a token that is at most `token_min`.
     token_known: NodeSet,
     token_rounds: u32,
-    /// Rounds lost to other contenders so far.
+    /// Rounds that asked all nodes and were lost to other contenders, so far.
     lost_rounds: u32,
     /// A round of this claim was lost to other contenders.
     found_contended: bool,

@@ -28,7 +28,8 @@ impl QuorumAcquisition<'_> {
         round: &Round,
     ) -> Contention {
         self.found_contended = true;
-        self.lost_rounds += 1;
+        // A poll of the queue node takes no votes, so the next round need not wait for longer.
+        self.lost_rounds += u32::from(round.asked_all);
         (self.token_min, self.is_failing) = (None, false);
         let holder = round.holder(self.queue_node).map(|holder| match round.asked_all {
             true => holder.with_nodes(round.node_answers(self.redlock)),
