@@ -149,6 +149,7 @@ impl<'a> QuorumAcquisition<'a> {
         let (footprint, releases) = (&mut self.footprint, &mut self.releases);
         let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
         releases.send_due(redlock, &mut connections, footprint, &request, head);
+        let known_before = footprint.may_hold;
         if queues {
             footprint.enqueue(queue_node);
         }
@@ -192,7 +193,7 @@ impl<'a> QuorumAcquisition<'a> {
         };
         let responses = redlock.ask(&mut connections, options, acquire, vote_of);
         let (unanswered, outcome_unknown) = (responses.unanswered(), responses.outcome_unknown());
-        footprint.on_round(unanswered, outcome_unknown, deadline);
+        footprint.on_round(unanswered, outcome_unknown, known_before, deadline);
         let queue_vote = responses.votes.get(queue_node).copied().flatten();
         let verdict = match responses.verdict() {
             _ if !ask_all && queue_vote == Some(Vote::No) => Verdict::Rejected,
@@ -214,7 +215,8 @@ impl<'a> QuorumAcquisition<'a> {
             let releases = &mut self.releases;
             releases.send(redlock, connections, footprint, &request, to_release, now, deadline);
             // A node that confirmed the release has executed the request, which came before it.
-            footprint.unanswered = footprint.unanswered.intersection(footprint.may_hold);
+            let in_flight = &mut footprint.in_flight;
+            in_flight.unanswered = in_flight.unanswered.intersection(footprint.may_hold);
         }
         Ok(round)
     }
@@ -316,13 +318,13 @@ impl<'a> QuorumAcquisition<'a> {
     }
 
     fn grant(&self, token: u64, node_deadlines: NodeDeadlines, provisional: bool) -> Grant {
-        let may_be_left =
-            !self.footprint.queued_on.is_empty() || clock::now() < self.footprint.broken_until;
+        let may_be_left = !self.footprint.queued_on.is_empty()
+            || clock::now() < self.footprint.in_flight.broken_until;
         Grant {
             token: FencingToken(token),
             node_deadlines,
             provisional,
-            in_flight: self.footprint.in_flight(),
+            in_flight: self.footprint.in_flight,
             may_hold: self.footprint.may_hold,
             queue_entry: if may_be_left { self.request.queue_entry() } else { String::new() },
         }

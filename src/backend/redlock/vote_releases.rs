@@ -151,7 +151,7 @@ impl VoteReleases {
                         expires_at: deadline.saturating_add(EXPIRY_SLACK),
                         ack: ack.map(|(_, ack)| ack.clone()),
                     });
-                    footprint.broken_until = footprint.broken_until.max(deadline);
+                    footprint.on_pending_release(deadline);
                 }
             }
         }

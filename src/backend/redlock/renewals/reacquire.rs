@@ -43,7 +43,10 @@ impl QuorumRenewals {
     ) -> Vec<LeaseResidue> {
         let now = clock::now();
         // It may have been re-acquired since it was found missing.
-        let nodes = nodes.intersection(lease.node_deadlines.lock().lacking());
+        let lacking = lease.node_deadlines.lock().lacking();
+        // Where the first request may still arrive, the next renewal decides. Otherwise a confirmed
+        // release would not show that this request has arrived.
+        let nodes = nodes.intersection(lacking).difference(lease.in_flight.unanswered_at(now));
         if nodes.is_empty() || now >= lease.deadline() {
             return Vec::new();
         }
