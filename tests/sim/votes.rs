@@ -6,7 +6,7 @@ use super::{
     client::duration,
     late_replies::{KEY, delay, give_to_other_client, on_node},
     scripted::scripted,
-    world::{MS, SEC, Sim, current_sim},
+    world::{MS, SEC, Sim, Time, current_sim},
 };
 
 const QUEUE_KEY: &[u8] = b"distlock:queue:{lock:x}";
@@ -209,4 +209,76 @@ fn await_thread(sim: &Sim, thread: usize) {
     while !sim.is_done(thread) {
         sim.sleep(MS);
     }
+}
+
+/// All connections are in use until shortly before the request would expire. It has its whole time
+/// from then on, so that no connection to a healthy node is closed.
+///
+/// Fault: N225
+/// Promise: P9
+#[test]
+fn request_that_waited_for_connections_has_its_whole_time() {
+    scripted(3, |sim, mgr| {
+        (0..3).for_each(|node| delay(sim, node, 2 * MS));
+        use_all_connections(sim, mgr, 0);
+        use_all_connections(sim, mgr, 995 * MS);
+        let began = sim.now.get();
+        let guard = mgr.lock("x")?;
+        let took = sim.now.get() - began;
+        assert!((995 * MS..SEC + 2 * MS).contains(&took), "{} µs", took / 1_000);
+        drop(guard);
+        Ok(())
+    });
+}
+
+/// Ten threads use the ten connections of the pool to each node, until the last two nodes, which
+/// are stopped, go on after this time.
+fn use_all_connections(sim: &Sim, mgr: &RedisMgr, time: Time) {
+    let [_, second, third] = nodes_in_order(sim);
+    [second, third].into_iter().for_each(|node| sim.stop_node(node));
+    sim.after(time, move |sim| {
+        [second, third].into_iter().for_each(|node| sim.continue_node(node));
+    });
+    let pings: Vec<_> = (0..10)
+        .map(|_| {
+            let mgr = mgr.clone();
+            current_sim().start_thread(sim.process(), move || {
+                if let Err(error) = mgr.ping() {
+                    current_sim().violation(format!("unexpected error: {error}"));
+                }
+            })
+        })
+        .collect();
+    if time == 0 {
+        pings.into_iter().for_each(|ping| await_thread(sim, ping));
+    } else {
+        sim.sleep(MS);
+    }
+}
+
+/// The same for a call that may not take longer. Too little time for a reply says nothing about a
+/// node.
+///
+/// Fault: N225
+/// Promise: P9
+#[test]
+fn call_out_of_time_counts_as_no_failure_of_a_node() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, second, _] = nodes_in_order(sim);
+        delay(sim, queue_node, 10 * MS);
+        use_all_connections(sim, mgr, 0);
+        use_all_connections(sim, mgr, 995 * MS);
+        (0..3).for_each(|node| give_to_other_client(sim, node));
+        let guard = mgr.try_lock("y")?;
+        let waiter = wait_for_lock(sim, mgr);
+        let queued_on = || [queue_node, second].map(|node| is_queued_on(sim, node));
+        while queued_on() == [false, false] {
+            sim.sleep(MS);
+        }
+        assert_eq!(queued_on(), [true, false]);
+        drop(guard);
+        (0..3).for_each(|node| on_node(sim, node, |keys, _| keys.put(KEY, None, None)));
+        await_thread(sim, waiter);
+        Ok(())
+    });
 }

@@ -139,26 +139,29 @@ impl<'a> QuorumAcquisition<'a> {
     /// releases the votes at once, except the vote of the head on the queue node.
     fn run_round(&mut self, mode: AcquireMode, ask_all: bool) -> Result<Round, BackendError> {
         let (redlock, request, queue_node) = (self.redlock, self.request, self.queue_node);
-        let (claim, now) = (request.claim, clock::now());
+        let claim = request.claim;
         let timeout = request_timeout(redlock.operation_timeout(), claim.ttl);
-        let deadline = now.saturating_add(timeout).min(request.call_deadline);
+        let deadline_at = |now: Moment| now.saturating_add(timeout).min(request.call_deadline);
         let claim_window_only = self.asks_for_claim_window(mode, ask_all);
         let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
-        self.queue_requested |= queues;
-        let mut connections = redlock.checkout(deadline)?;
+        let mut connections = redlock.checkout(deadline_at(clock::now()))?;
         let (footprint, releases) = (&mut self.footprint, &mut self.releases);
         let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
         releases.send_due(redlock, &mut connections, footprint, &request, head);
-        let known_before = footprint.may_hold;
-        if queues {
-            footprint.enqueue(queue_node);
-        }
+        // The wait for connections, and for releases, takes no time from the request.
+        let now = clock::now();
+        let deadline = deadline_at(now);
         // A pending release could take effect after the request.
         let wanted = if ask_all { redlock.all_nodes() } else { NodeSet::single(queue_node) };
         let targets = wanted.difference(releases.pending());
-        if targets.is_empty() {
+        if targets.is_empty() || now >= deadline {
             let timed_out = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
             return Err(BackendError::Node(timed_out));
+        }
+        let known_before = footprint.may_hold;
+        if queues && targets.contains(queue_node) {
+            self.queue_requested = true;
+            footprint.enqueue(queue_node);
         }
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { request.queue_entry() };

@@ -27,6 +27,9 @@ use crate::{
 /// Time after which a node with an outstanding reply or connection attempt counts as slow. Slow
 /// nodes are skipped if the other nodes suffice.
 const SLOW_NODE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Minimum time for a reply after which a missing one counts as a failure of the node; otherwise a
+/// request whose caller is nearly out of time would make healthy nodes look unresponsive.
+const REPLY_TIME_MIN: Duration = Duration::from_millis(25);
 
 /// Sends a request to each node of `options.targets`, in this order, and counts one vote for each
 /// reply. `request` returns the request for a node, and `vote` the vote for a reply. Ends when the
@@ -59,6 +62,7 @@ pub(crate) fn broadcast<C: Request>(
         vote,
         connector: None,
         needed_until: None,
+        began: clock::now(),
     };
     broadcast.start(order);
     broadcast.collect_replies();
@@ -84,13 +88,14 @@ struct Broadcast<'a, 'r, C: Request, F, V> {
     connector: Option<Connector>,
     /// End of the wait for needed nodes; `None` until a quorum has replied.
     needed_until: Option<Moment>,
+    began: Moment,
 }
 
 impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     Broadcast<'_, '_, C, F, V>
 {
     fn start(&mut self, order: &[usize]) {
-        let now = clock::now();
+        let now = self.began;
         let responsive: NodeSet =
             self.options.targets.iter().filter(|node| self.is_responsive(*node, now)).collect();
         let enough = quorum(self.nodes.len()).min(self.options.targets.len());
@@ -383,11 +388,17 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn finish(mut self) -> Responses<C::Reply> {
         let unanswered = self.unanswered();
         let deadline_passed = !unanswered.is_empty() && clock::now() >= self.options.deadline;
+        let had_time = self.options.deadline.duration_since(self.began) >= REPLY_TIME_MIN;
         for node in unanswered.iter() {
             match &self.states[node] {
                 NodeState::Sent(..) if deadline_passed => {
                     self.connections[node].poison();
-                    self.record_failure(node, NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+                    let failure = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
+                    if had_time {
+                        self.record_failure(node, failure);
+                    } else {
+                        self.set_failed(node, failure);
+                    }
                 }
                 NodeState::Sent(_, _, in_flight) => {
                     let reader = self.options.late_reader.map(|reader| reader(node, *in_flight));
