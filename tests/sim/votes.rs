@@ -211,6 +211,45 @@ fn await_thread(sim: &Sim, thread: usize) {
     }
 }
 
+/// A node granted the lock in a lost round, and stopped before it received the release. Then the
+/// others grant the lock. The node does not count for this lease, and replies before a node that
+/// does.
+///
+/// Fault: N222
+/// Promise: P12
+#[test]
+fn downgrade_counts_no_excluded_node() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, second, third] = nodes_in_order(sim);
+        drop(mgr.lock("warm")?);
+        [queue_node, second].into_iter().for_each(|node| {
+            give_to_other_client(sim, node);
+            delay(sim, node, 10 * MS);
+        });
+        delay(sim, third, 300 * MS);
+        sim.after(310 * MS, move |sim| sim.stop_node(third));
+        sim.after(400 * MS, move |sim| {
+            for node in [queue_node, second] {
+                on_node(sim, node, |keys, _| keys.put(KEY, None, None));
+            }
+        });
+        let writer = mgr.rw_lock("x")?.write()?;
+        sim.sleep(3 * SEC);
+        delay(sim, third, MS / 10);
+        sim.continue_node(third);
+        sim.sleep(100 * MS);
+        let is_held = || on_node(sim, third, |keys, now_us| keys.peek(KEY, now_us).is_some());
+        assert!(is_held(), "it has not granted the lock");
+        delay(sim, queue_node, MS / 10);
+        delay(sim, second, 50 * MS);
+        let reader = writer.downgrade()?;
+        assert!(reader.is_held());
+        sim.sleep(20 * SEC);
+        assert!(reader.is_held());
+        Ok(())
+    });
+}
+
 /// All connections are in use until shortly before the request would expire. It has its whole time
 /// from then on, so that no connection to a healthy node is closed.
 ///

@@ -38,8 +38,10 @@ impl Redlock {
         let (claim, ttl) = (&lease.claim, lease.ttl());
         let request =
             |_| Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
+        let excluded = lease.node_deadlines.lock().excluded();
+        let counts = |node, sent| self.votes_at(node, sent) && !excluded.contains(node);
         let vote = |node: usize, exchange: &Exchange<DowngradeReply>| match exchange.reply {
-            DowngradeReply::Done if self.votes_at(node, exchange.sent) => Vote::Yes,
+            DowngradeReply::Done if counts(node, exchange.sent) => Vote::Yes,
             DowngradeReply::Done => Vote::Unknown,
             DowngradeReply::Gone | DowngradeReply::HeldByOther(_) => Vote::No,
         };
@@ -75,7 +77,6 @@ impl Redlock {
             }
         }
         let mut node_deadlines = NodeDeadlines::new(self.len());
-        let excluded = lease.node_deadlines.lock().excluded();
         excluded.iter().for_each(|node| node_deadlines.exclude(node));
         for (node, (response, vote)) in responses.by_node.iter().zip(&responses.votes).enumerate() {
             match (response, vote) {
@@ -114,7 +115,8 @@ impl Redlock {
 }
 
 /// Returns the group that the nodes report, with the members that at least `needed` of them report.
-/// Others are claims that are not granted yet, or that have lost nodes.
+/// Others are claims that are not granted yet, or that have lost nodes. If the nodes have more
+/// members than they list, their number is the largest that `needed` nodes reach.
 fn common_members<'a>(
     reports: impl Iterator<Item = &'a GroupReport> + Clone,
     needed: usize,
@@ -127,7 +129,14 @@ fn common_members<'a>(
             members.push(member.clone());
         }
     }
-    let count = Some(members.iter().filter_map(|member| member.held_by().members()).sum());
+    let listed = members.iter().filter_map(|member| member.held_by().members()).sum();
+    // A node counts all members of a group, but lists only the first of a large one.
+    let size = |report: &GroupReport| report.held_by.members().unwrap_or(0);
+    let is_cut_short = |report: &GroupReport| size(report) > report.members.len() as u64;
+    let mut sizes: Vec<u64> = reports.clone().map(size).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let common_size = sizes.get(needed - 1).filter(|_| reports.clone().any(is_cut_short));
+    let count = Some(common_size.copied().unwrap_or(0).max(listed));
     let held_by = match reports.clone().next()?.held_by {
         HeldBy::Permits { .. } => HeldBy::Permits { count },
         HeldBy::Readers { .. } | HeldBy::One => HeldBy::Readers { count },
@@ -166,5 +175,22 @@ mod tests {
         let stray = [report(&["a"]), report(&["b"])];
         let group = common_members(stray.iter(), 2).unwrap();
         assert_eq!((group.members.len(), group.held_by), (0, HeldBy::Readers { count: Some(0) }));
+    }
+
+    /// Fault: N230
+    #[test]
+    fn members_that_no_node_lists_are_counted() {
+        let one = HeldBy::Readers { count: Some(1) };
+        let report = |size| GroupReport {
+            held_by: HeldBy::Readers { count: Some(size) },
+            members: vec![Holder::from_member(b"a", 9, one)],
+        };
+        let count = |sizes: [u64; 3]| {
+            let group = common_members(sizes.map(report).iter(), 2).unwrap();
+            group.held_by.members()
+        };
+        assert_eq!(count([1, 1, 1]), Some(1));
+        assert_eq!(count([1_500, 1, 1_400]), Some(1_400));
+        assert_eq!(count([1, 1_500, 0]), Some(1));
     }
 }
