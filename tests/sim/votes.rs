@@ -1,10 +1,11 @@
 //! Votes of lost rounds, and the vote of a queue node that is far away.
 
-use distlock::{LockOptions, RedisMgr};
+use distlock::{LockOptions, RedisMgr, testing::servers::Data};
 
 use super::{
     client::duration,
     late_replies::{KEY, delay, give_to_other_client, on_node},
+    net::RestartData,
     scripted::scripted,
     world::{MS, SEC, Sim, Time, current_sim},
 };
@@ -317,6 +318,43 @@ fn call_out_of_time_counts_as_no_failure_of_a_node() {
         assert_eq!(queued_on(), [true, false]);
         drop(guard);
         (0..3).for_each(|node| on_node(sim, node, |keys, _| keys.put(KEY, None, None)));
+        await_thread(sim, waiter);
+        Ok(())
+    });
+}
+
+/// A node that granted the lock crashes before the release, and comes back while the claim waits
+/// far back in the queue, where it polls rarely.
+///
+/// Fault: N227
+/// Promise: P5
+#[test]
+fn unsent_release_does_not_wait_for_the_next_poll() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, second, third] = nodes_in_order(sim);
+        drop(mgr.lock("warm")?);
+        let id = "host|pid1|tid1|ts1|6f1c3c5e-5a0c-4c55-9a4e-0f3f6f3b7a11";
+        for node in [queue_node, second] {
+            on_node(sim, node, |keys, now_us| {
+                let mut keys = keys.open(now_us, false);
+                keys.set(KEY, id.as_bytes(), Some(600_000)).expect("there is room");
+            });
+            delay(sim, node, 10 * MS);
+        }
+        let waiters = (0..100).map(|waiter| format!("1000 other {id}{waiter}").into_bytes());
+        let queue = Data::List(waiters.collect());
+        on_node(sim, queue_node, |keys, _| keys.put(QUEUE_KEY, Some(queue), None));
+        sim.after(10 * MS, move |sim| sim.crash_node(third, false));
+        let waiter = wait_for_lock(sim, mgr);
+        sim.sleep(3 * SEC);
+        let is_held = || on_node(sim, third, |keys, now_us| keys.peek(KEY, now_us).is_some());
+        assert!(is_held(), "it has not granted the lock");
+        sim.start_node(third, RestartData::Kept);
+        sim.sleep(2 * SEC);
+        assert!(!is_held());
+        [queue_node, second].into_iter().for_each(|node| {
+            on_node(sim, node, |keys, _| keys.put(KEY, None, None));
+        });
         await_thread(sim, waiter);
         Ok(())
     });

@@ -78,6 +78,11 @@ impl NodeHealth {
         now < self.0.lock().backoff_until
     }
 
+    /// End of the back-off.
+    pub(crate) fn backoff_until(&self) -> Moment {
+        self.0.lock().backoff_until
+    }
+
     pub(crate) fn record_success(&self) {
         let mut state = self.0.lock();
         state.consecutive_failures = 0;

@@ -197,6 +197,7 @@ impl<'a> QuorumAcquisition<'a> {
         let responses = redlock.ask(&mut connections, options, acquire, vote_of);
         let (unanswered, outcome_unknown) = (responses.unanswered(), responses.outcome_unknown());
         footprint.on_round(unanswered, outcome_unknown, known_before, deadline);
+        releases.drop_unsent(responses.nodes_where(|one| matches!(one, Response::Replied(_))));
         let queue_vote = responses.votes.get(queue_node).copied().flatten();
         let verdict = match responses.verdict() {
             _ if !ask_all && queue_vote == Some(Vote::No) => Verdict::Rejected,
@@ -366,7 +367,7 @@ impl Acquisition for QuorumAcquisition<'_> {
     }
 
     fn put_off_until(&self) -> Moment {
-        self.releases.next_expiry()
+        self.releases.next_due()
     }
 
     /// A waiter that is not queued must ask again itself in order to queue.

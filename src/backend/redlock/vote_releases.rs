@@ -1,5 +1,7 @@
 //! `VoteReleases`: the releases of votes that a claim won in lost rounds.
 
+use std::time::Duration;
+
 use super::{
     BroadcastOptions, NodeConnections, Redlock, footprint::Footprint, release::ReleaseRequest,
     responses::Response, round_pauses::release_wait_until,
@@ -16,13 +18,17 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
+/// Minimum pause before a release that could not be sent is sent again; otherwise a node that is
+/// skipped without a back-off would be asked in a tight loop.
+const RESEND_PAUSE_MIN: Duration = Duration::from_millis(20);
+
 #[derive(Debug, Default)]
 pub(super) struct VoteReleases {
     /// Nodes on which the lock and the queue entry of our claim must be released before the next
     /// request, for example because the queue node changed.
     pub(super) to_release: NodeSet,
-    /// Nodes to which the release of a vote could not be sent. They get it after their back-off.
-    unsent: NodeSet,
+    /// Nodes to which the release of a vote could not be sent, and when to send it again.
+    unsent: Vec<(usize, Moment)>,
     pending: Vec<PendingRelease>,
 }
 
@@ -60,9 +66,16 @@ impl VoteReleases {
         !self.pending.is_empty() || !self.unsent.is_empty()
     }
 
-    /// Time at which the next of these nodes can be asked again in any case.
-    pub(super) fn next_expiry(&self) -> Moment {
-        self.pending.iter().map(|release| release.expires_at).min().unwrap_or(Moment::NEVER)
+    /// Time at which the next release must be sent, or its node can be asked again in any case.
+    pub(super) fn next_due(&self) -> Moment {
+        let expiries = self.pending.iter().map(|release| release.expires_at);
+        expiries.chain(self.unsent.iter().map(|(_, at)| *at)).min().unwrap_or(Moment::NEVER)
+    }
+
+    /// Drops the unsent releases of nodes that have replied to a later request. It decides whether
+    /// their votes are released.
+    pub(super) fn drop_unsent(&mut self, replied: NodeSet) {
+        self.unsent.retain(|(node, _)| !replied.contains(*node));
     }
 
     /// Sends what is due, except to the nodes in `keep`.
@@ -82,9 +95,9 @@ impl VoteReleases {
         let expired = self.pending.iter().filter(|release| release.may_have_expired(now));
         let expired: NodeSet = expired.map(|release| release.node).collect();
         self.pending.retain(|release| now < release.expires_at && !release.is_acknowledged());
-        let is_due = |node: &usize| !redlock.node(*node).health.is_backing_off(now);
-        let due: NodeSet = self.unsent.iter().filter(is_due).collect();
-        self.unsent = self.unsent.difference(due).difference(keep);
+        let due = self.unsent.iter().filter(|(_, at)| now >= *at);
+        let due: NodeSet = due.map(|(node, _)| *node).collect();
+        self.drop_unsent(due.union(keep));
         // A release that was not confirmed in time may have been ignored, so send it again.
         let to_release = std::mem::take(&mut self.to_release)
             .union(expired.intersection(footprint.may_hold))
@@ -141,8 +154,11 @@ impl VoteReleases {
                 Response::Replied(_) => footprint.forget(node),
                 // Where we may be queued, we ask again, and keep our place until then.
                 Response::Failed(failure) if !failure.outcome_unknown => {
-                    let unsent = NodeSet::single(node).difference(footprint.queued_on);
-                    self.unsent = self.unsent.union(unsent);
+                    if !footprint.queued_on.contains(node) {
+                        let (health, now) = (&redlock.node(node).health, clock::now());
+                        let at = health.backoff_until().max(now.saturating_add(RESEND_PAUSE_MIN));
+                        self.unsent.push((node, at));
+                    }
                 }
                 _ => {
                     let ack = responses.pending_acks.iter().find(|(of, _)| *of == node);
