@@ -323,6 +323,32 @@ fn call_out_of_time_counts_as_no_failure_of_a_node() {
     });
 }
 
+/// The queue node has failed often, and is in back-off when it can be reached again. The other
+/// nodes are a quorum.
+///
+/// Fault: N226
+/// Promise: P9
+#[test]
+fn forced_release_asks_nodes_in_back_off_too() {
+    scripted(3, |sim, mgr| {
+        let [queue_node, ..] = nodes_in_order(sim);
+        sim.crash_node(queue_node, false);
+        for _ in 0..10 {
+            drop(mgr.lock("warm")?);
+            sim.sleep(SEC);
+        }
+        drop(mgr.lock("warm")?);
+        sim.start_node(queue_node, RestartData::Kept);
+        (0..3).for_each(|node| give_to_other_client(sim, node));
+        assert!(mgr.force_release("x")?);
+        for node in 0..3 {
+            let is_held = on_node(sim, node, |keys, now_us| keys.peek(KEY, now_us).is_some());
+            assert!(!is_held, "node {node} still has the lock");
+        }
+        Ok(())
+    });
+}
+
 /// A node that granted the lock crashes before the release, and comes back while the claim waits
 /// far back in the queue, where it polls rarely.
 ///

@@ -39,6 +39,8 @@ pub(crate) struct ReleaseRequest<'a> {
     pub(crate) token: u64,
     /// Nodes that have not replied yet to the request for the lock.
     pub(crate) unanswered: NodeSet,
+    /// Wait for all nodes, because nobody repeats this release on nodes that miss it.
+    pub(crate) wait_for_all: bool,
 }
 
 impl<'a> ReleaseRequest<'a> {
@@ -50,7 +52,16 @@ impl<'a> ReleaseRequest<'a> {
         let Claim { key, kind, .. } = claim;
         let id = claim.id.as_str().as_bytes();
         let (token, unanswered) = (claim.token, NodeSet::EMPTY);
-        ReleaseRequest { key, kind: *kind, id, queue_entry, was_held, token, unanswered }
+        ReleaseRequest {
+            key,
+            kind: *kind,
+            id,
+            queue_entry,
+            was_held,
+            token,
+            unanswered,
+            wait_for_all: false,
+        }
     }
 
     pub(crate) fn node_request(&self) -> OfKind<Release<'a>> {
@@ -72,7 +83,7 @@ impl<'a> ReleaseRequest<'a> {
     fn broadcast_options(&self, targets: NodeSet, deadline: Moment) -> BroadcastOptions<'static> {
         BroadcastOptions {
             reverse_order: true,
-            wait_for_all: !self.was_held,
+            wait_for_all: !self.was_held || self.wait_for_all,
             preferred: self.unanswered,
             ..BroadcastOptions::new(targets, deadline)
         }
@@ -141,7 +152,9 @@ impl Redlock {
         residues
     }
 
-    /// Releases the lock if its holder, or one of its holders, has this id.
+    /// Releases the lock if its holder, or one of its holders, has this id. Asks all nodes, even
+    /// those in back-off, and once more if one does not reply. Otherwise such a node, if it is the
+    /// queue node, could keep the lock from others for the rest of the ttl.
     pub(super) fn release_id(
         &self,
         key: &LockKey,
@@ -152,9 +165,16 @@ impl Redlock {
         let mut connections =
             self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
         release_any_kind(id, |kind| {
-            let (queue_entry, unanswered) = ("", NodeSet::EMPTY);
-            let request =
-                ReleaseRequest { key, kind, id, queue_entry, was_held, token: 0, unanswered };
+            let request = ReleaseRequest {
+                key,
+                kind,
+                id,
+                queue_entry: "",
+                was_held,
+                token: 0,
+                unanswered: NodeSet::EMPTY,
+                wait_for_all: true,
+            };
             self.release(&mut connections, request, deadline).result
         })
     }
@@ -203,7 +223,8 @@ impl Redlock {
         let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
         let maybe_applied = responses.outcome_unknown();
         let repeat = nodes_to_retry(&responses);
-        if !repeat.is_empty() && !is_certain(&responses, request.was_held) {
+        let is_certain = !request.wait_for_all && is_certain(&responses, request.was_held);
+        if !repeat.is_empty() && !is_certain {
             let second = request.broadcast_options(repeat, deadline);
             let second = ask(BroadcastOptions { prior_votes: responses.votes.clone(), ..second });
             for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate()
