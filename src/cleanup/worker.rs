@@ -86,7 +86,7 @@ impl Worker {
             error = self.try_each(&mut remaining, CleanupLimits::HalfUntil(deadline)).or(error);
             remaining.retain(|cleanup| !cleanup.residue.is_empty());
         }
-        // What a minority of the nodes keeps is in nobody's way.
+        // What a minority of several nodes keeps is in nobody's way, except on the queue node.
         remaining.retain(|cleanup| self.backend.excludes_others(&cleanup.residue));
         if !remaining.is_empty() {
             let why = error.map_or_else(

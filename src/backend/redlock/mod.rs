@@ -54,7 +54,7 @@ use crate::{
         kind::LockKind,
         lease::Lease,
         node_answer::Vote,
-        quorum::{NodeSet, quorum},
+        quorum::{NodeSet, prevents_quorum, quorum},
         validity::EXPIRY_SLACK,
     },
     error::{Action, LockError},
@@ -257,7 +257,12 @@ impl Backend for Redlock {
     }
 
     fn excludes_others(&self, residue: &Residue) -> bool {
-        self.nodes.len() - residue.nodes.len() < self.quorum_size()
+        let is_left = |node: usize| residue.nodes.contains(node);
+        // Nobody acquires the lock against the vote of the queue node: the first healthy one, or
+        // one of these once it is healthy again.
+        let mut order = self.order().into_iter();
+        let queue_node = order.find(|node| is_left(*node) || self.nodes[*node].health.is_healthy());
+        prevents_quorum(residue.nodes.len(), self.nodes.len()) || queue_node.is_some_and(is_left)
     }
 
     /// One of several nodes may have been skipped until a pending release to it had expired.

@@ -77,7 +77,11 @@ fn drop_of_a_lost_guard_is_logged_with_its_reason() {
     assert_eq!(count(logged, "was dropped"), 1, "{:?}", logged.lock());
 }
 
+/// What a minority of the nodes keeps is not reported, unless it includes the queue node.
+///
 /// Fault: N134
+/// Fault: N228
+/// Promise: P11
 #[test]
 fn shutdown_reports_only_locks_that_stay_held() {
     let name = "observe::reports::shutdown_reports_only_locks_that_stay_held";
@@ -85,7 +89,8 @@ fn shutdown_reports_only_locks_that_stay_held() {
         return;
     }
     let logged = capture_log(log::LevelFilter::Warn);
-    for dead in [1, 2] {
+    for (dead, is_reported) in [(&[2][..], false), (&[0], true), (&[0, 1], true)] {
+        logged.lock().clear();
         let nodes = Nodes::start(3);
         let config = helpers::config_medium_timeout(nodes.urls()).quarantine(Duration::ZERO);
         let mgr = RedisMgr::new(config).unwrap();
@@ -96,14 +101,14 @@ fn shutdown_reports_only_locks_that_stay_held() {
                 nodes.keeping(&key, guard.id().as_str()).len() == 3
             });
         }
-        (0..dead).for_each(|node| nodes.kill(node));
+        dead.iter().for_each(|node| nodes.kill(*node));
         completes_within(CALL_LIMIT, "shutdown", || mgr.shutdown());
         let lines = logged.lock().join("\n");
         let reported = lines.contains("could not release 2 locks at shutdown (\"a\", \"b\")");
         assert_eq!(
             (reported, lines.contains("could not release")),
-            (dead > 1, dead > 1),
-            "{lines}"
+            (is_reported, is_reported),
+            "{dead:?}: {lines}"
         );
     }
 }
