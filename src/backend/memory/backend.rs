@@ -163,7 +163,9 @@ impl Backend for MemoryBackend {
     }
 
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
-        downgrade_on_one_server(lease, deadline, |request, _| self.ask(request))
+        downgrade_on_one_server(lease, deadline, |request, until| {
+            self.server.exchange(request, until)
+        })
     }
 
     fn lease_residue(&self, lease: &Lease) -> Residue {

@@ -113,7 +113,7 @@ impl Server {
             }
             state.reply_delay
         };
-        let reply = self.run(request, deadline, sent);
+        let reply = self.run(request, deadline);
         if !reply_delay.is_zero() {
             let arrives = sent.saturating_add(reply_delay);
             clock::sleep_until(arrives.min(deadline));
@@ -125,21 +125,18 @@ impl Server {
     }
 
     /// Carries out a request, even if the server is stopped.
-    fn run<C: Request>(
-        &self,
-        request: &C,
-        deadline: Moment,
-        now: Moment,
-    ) -> Result<C::Reply, NodeError> {
+    fn run<C: Request>(&self, request: &C, deadline: Moment) -> Result<C::Reply, NodeError> {
         let mut bytes = Vec::new();
         request.encode(ScriptRef::Hash, NONCE, self.now_us(deadline), &mut bytes);
-        let reply = self.execute(&words(&bytes), self.now_us(now))?;
+        let reply = self.execute(&words(&bytes))?;
         let unexpected = || NodeError::protocol("its reply has an unexpected form");
         request.decode(NONCE, reply).ok_or_else(unexpected)
     }
 
-    fn execute(&self, words: &[Bytes], now_us: u64) -> Result<Value, NodeError> {
+    fn execute(&self, words: &[Bytes]) -> Result<Value, NodeError> {
         let mut state = self.state.lock();
+        // Read under the mutex, because the time must not go back from one request to the next.
+        let now_us = self.now_us(clock::now());
         let State { keys, subscribers, .. } = &mut *state;
         let mut publisher = Publisher { subscribers, published: Vec::new() };
         let unknown = || Err(CommandError("ERR unknown command or script".into()));
@@ -203,7 +200,7 @@ impl Server {
         let request =
             Release { key, id: &id, queue_entry: "", expires: false, left_free_ms: 0, token: 0 };
         let kind = if is_group(&id) { LockKind::Write } else { LockKind::Mutex };
-        let released = self.run(&OfKind { kind, request }, now, now);
+        let released = self.run(&OfKind { kind, request }, now);
         matches!(released, Ok(KindReleaseReply { reply: ReleaseReply::Released, .. }))
     }
 

@@ -60,6 +60,25 @@ fn slow_server_is_unavailable_after_the_operation_timeout() {
     }
 }
 
+/// Half of the time is for a second request.
+///
+/// Fault: N229
+/// Promise: P6
+#[test]
+fn downgrade_on_a_slow_server_ends_in_time() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    let writer = mgr.rw_lock("x").unwrap().write().unwrap();
+    let (took, result) = time_of(&server, || {
+        server.slow(TOO_LATE);
+        let result = writer.downgrade();
+        server.resume();
+        result
+    });
+    assert!(result.unwrap_err().is_unavailable());
+    assert_eq!(took, SECOND);
+}
+
 /// Unlike with a server that is stopped.
 #[test]
 fn slow_server_carries_out_the_request() {
