@@ -167,12 +167,8 @@ impl Redlock {
     ) -> Result<Responses<C::Reply>, BackendError> {
         let mut connections = self.checkout(deadline)?;
         let responses = self.ask_once(&mut connections, deadline, grace, &request);
-        let is_stale = |response: &Response<C::Reply>| {
-            matches!(
-                response, Response::Failed(f) if f.outcome_unknown && f.is_transient()
-            )
-        };
-        if responses.verdict() == Verdict::Granted || !responses.by_node.iter().any(is_stale) {
+        let stale = responses.nodes_where(Response::is_broken);
+        if responses.verdict() == Verdict::Granted || stale.is_empty() {
             return Ok(responses);
         }
         Ok(self.ask_once(&mut connections, deadline, grace, &request))

@@ -17,7 +17,11 @@ use crate::{
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
     },
-    core::{key::LockKey, node_answer::Vote, quorum::NodeSet},
+    core::{
+        key::LockKey,
+        node_answer::Vote,
+        quorum::{NodeSet, prevents_quorum},
+    },
     lock_info::LockInfo,
     sys::clock::{self, Moment},
 };
@@ -135,11 +139,7 @@ impl Redlock {
             &request,
             |_, _| Vote::Yes,
         );
-        let is_stale = |response: &_| match response {
-            Response::Failed(error) => error.outcome_unknown && error.is_transient(),
-            _ => false,
-        };
-        let stale = responses.nodes_where(is_stale);
+        let stale = responses.nodes_where(Response::is_broken);
         if !stale.is_empty() && clock::now() < deadline {
             let second = self.ask(
                 connections,
@@ -147,12 +147,7 @@ impl Redlock {
                 &request,
                 |_, _| Vote::Yes,
             );
-            for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate()
-            {
-                if stale.contains(node) {
-                    (responses.by_node[node], responses.votes[node]) = (response, vote);
-                }
-            }
+            responses.replace(stale, second);
         }
         *responsive = responsive.difference(targets.difference(responses.nodes_voting(Vote::Yes)));
         if responsive.len() < self.quorum_size() {
@@ -188,7 +183,7 @@ impl Redlock {
         let most_reported =
             most_reported_holder(reported.into_iter().map(|held| (&held.holder, held)));
         let (Some((count, held)), Some(queue)) = (most_reported, queue) else {
-            return if wrong > self.len() - self.quorum_size() {
+            return if prevents_quorum(wrong, self.len()) {
                 Inspection::WrongType
             } else {
                 Inspection::Free

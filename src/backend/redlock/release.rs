@@ -227,13 +227,7 @@ impl Redlock {
         if !repeat.is_empty() && !is_certain {
             let second = request.broadcast_options(repeat, deadline);
             let second = ask(BroadcastOptions { prior_votes: responses.votes.clone(), ..second });
-            for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate()
-            {
-                if repeat.contains(node) {
-                    (responses.by_node[node], responses.votes[node]) = (response, vote);
-                }
-            }
-            responses.pending_acks.extend(second.pending_acks);
+            responses.replace(repeat, second);
         }
         self.evaluate_release(responses, request.was_held, maybe_applied)
     }

@@ -22,6 +22,16 @@ pub(crate) enum Response<T> {
     Failed(NodeError),
 }
 
+impl<T> Response<T> {
+    /// Whether the connection has broken. It may have been stale.
+    pub(crate) fn is_broken(&self) -> bool {
+        match self {
+            Response::Failed(failure) => failure.outcome_unknown && failure.is_transient(),
+            _ => false,
+        }
+    }
+}
+
 /// Responses of all nodes, in their order.
 #[derive(Debug)]
 pub(crate) struct Responses<T> {
@@ -34,6 +44,16 @@ pub(crate) struct Responses<T> {
 impl<T> Responses<T> {
     pub(crate) fn verdict(&self) -> Verdict {
         verdict(self.votes.iter().copied())
+    }
+
+    /// Replaces the responses of these nodes by those to a second request.
+    pub(crate) fn replace(&mut self, nodes: NodeSet, second: Responses<T>) {
+        for (node, (response, vote)) in second.by_node.into_iter().zip(second.votes).enumerate() {
+            if nodes.contains(node) {
+                (self.by_node[node], self.votes[node]) = (response, vote);
+            }
+        }
+        self.pending_acks.extend(second.pending_acks);
     }
 
     /// Nodes with this vote.
