@@ -207,7 +207,7 @@ impl<'a> Parts<'a> {
     fn request(&self) -> RenewSome<'_> {
         match self {
             Parts::Alone(renewal) => RenewSome::Alone(Renew(slice::from_ref(renewal))),
-            Parts::Member(renewal) => RenewSome::Members(RenewMembers(vec![*renewal])),
+            Parts::Member(renewal) => RenewSome::Members(RenewMembers(slice::from_ref(renewal))),
         }
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn add_members_to_holder(
 ) -> Result<Inspection<Holder>, BackendError> {
     match found {
         Inspection::Held(holder) if holder.held_by().is_group() => {
-            let group = ask(&ListMembers(vec![key]))?.into_iter().next().flatten();
+            let group = ask(&ListMembers(&[key]))?.into_iter().next().flatten();
             Ok(Inspection::Held(match group {
                 Some(group) => holder.with_group(group.held_by, group.members.last()),
                 None => holder,
@@ -101,7 +101,8 @@ pub(crate) fn add_members(
     if of_groups.is_empty() {
         return Ok(());
     }
-    let groups = ask(&ListMembers(of_groups.iter().map(|(key, _)| *key).collect()))?;
+    let keys: Vec<_> = of_groups.iter().map(|(key, _)| *key).collect();
+    let groups = ask(&ListMembers(&keys))?;
     for ((_, lock), group) in of_groups.into_iter().zip(groups) {
         if let Some(GroupReport { held_by, members }) = group {
             lock.set_group(held_by, members);

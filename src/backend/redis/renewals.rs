@@ -109,7 +109,7 @@ pub(crate) fn renew_on_one_server(
         members.iter().filter_map(|at| member_renewal(leases[*at], now)).collect();
     let of_alone = alone_renewals.chunks(batch_max).map(|batch| RenewSome::Alone(Renew(batch)));
     let of_members = member_renewals.chunks(batch_max);
-    let of_members = of_members.map(|batch| RenewSome::Members(RenewMembers(batch.to_vec())));
+    let of_members = of_members.map(|batch| RenewSome::Members(RenewMembers(batch)));
     let requests: Vec<_> = of_alone.chain(of_members).collect();
     let batches = alone.chunks(batch_max).chain(members.chunks(batch_max));
     for ((some, request), result) in batches.zip(&requests).zip(ask(&requests)) {

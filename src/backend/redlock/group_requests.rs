@@ -98,7 +98,7 @@ impl Redlock {
         deadline: Moment,
     ) -> Result<Vec<Option<GroupReport>>, BackendError> {
         let options = BroadcastOptions::awaiting_all(self.all_nodes(), deadline);
-        let request_of = |_| ListMembers(request.0.clone());
+        let request_of = |_| ListMembers(request.0);
         let responses = self.ask(connections, options, request_of, |_, _| Vote::Yes);
         if responses.verdict() != Verdict::Granted {
             return Err(BackendError::from_responses(self, responses, |_| "replied".into()));

@@ -272,7 +272,7 @@ impl<'a> Requests<'a> {
         if self.members.is_empty() {
             RenewSome::Alone(Renew(&self.alone))
         } else {
-            RenewSome::Members(RenewMembers(self.members.clone()))
+            RenewSome::Members(RenewMembers(&self.members))
         }
     }
 }

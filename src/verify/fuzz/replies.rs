@@ -169,7 +169,7 @@ fn check_group_reply(key: &LockKey, reply: &Value) -> (Option<u8>, Option<bool>,
     let request =
         Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0, token: 0 };
     let released = taken(&OfKind { kind: LockKind::Read, request }, reply);
-    let listed = (1..=2).filter_map(|count| taken(&ListMembers(vec![key; count]), reply));
+    let listed = (1..=2).filter_map(|count| taken(&ListMembers(&[key, key][..count]), reply));
     let listed = listed.flatten().flatten().map(|group| {
         group.members.iter().for_each(presentable);
         group.members.len()

@@ -112,7 +112,7 @@ pub(crate) struct MemberRenewal<'a> {
     pub(crate) refresh_token: bool,
 }
 
-pub(crate) struct RenewMembers<'a>(pub(crate) Vec<MemberRenewal<'a>>);
+pub(crate) struct RenewMembers<'a>(pub(crate) &'a [MemberRenewal<'a>]);
 
 impl Request for RenewMembers<'_> {
     type Reply = (u64, Vec<RenewReply>);
@@ -127,13 +127,13 @@ impl Request for RenewMembers<'_> {
 
     fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
         RENEW.write_header(by, 3 * self.0.len(), 1 + 4 * self.0.len(), out);
-        for MemberRenewal { key, .. } in &self.0 {
+        for MemberRenewal { key, .. } in self.0 {
             write_bulk(out, &[key.lock_key().as_bytes()]);
             write_bulk(out, &key.members_key().map(str::as_bytes));
             write_bulk(out, &key.token_key().map(str::as_bytes));
         }
         write_number(out, nonce);
-        for renewal in &self.0 {
+        for renewal in self.0 {
             write_bulk(out, &[renewal.id.as_bytes()]);
             write_number(out, renewal.count.into());
             write_number(out, renewal.ttl_ms);
@@ -193,7 +193,7 @@ impl Request for Downgrade<'_> {
 }
 
 /// Lists the members of these groups.
-pub(crate) struct ListMembers<'a>(pub(crate) Vec<&'a LockKey>);
+pub(crate) struct ListMembers<'a>(pub(crate) &'a [&'a LockKey]);
 
 /// The members of one group. A claim of several permits is one of `members`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -211,7 +211,7 @@ impl Request for ListMembers<'_> {
 
     fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
         LIST.write_header(by, 2 * self.0.len(), 2, out);
-        for key in &self.0 {
+        for key in self.0 {
             write_bulk(out, &[key.lock_key().as_bytes()]);
             write_bulk(out, &key.members_key().map(str::as_bytes));
         }

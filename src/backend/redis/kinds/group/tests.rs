@@ -63,7 +63,8 @@ fn requests_name_the_group_and_its_limit() {
     assert_eq!(release(permits), ["me", "w", "", "3"]);
 
     let renewal = MemberRenewal { key: &key, id: "me", count: 3, ttl_ms: 10, refresh_token: false };
-    let both = RenewMembers(vec![renewal, MemberRenewal { refresh_token: true, ..renewal }]);
+    let both = [renewal, MemberRenewal { refresh_token: true, ..renewal }];
+    let both = RenewMembers(&both);
     let own_keys = [0, 4, 2, 0, 4, 2].map(|at| keys()[at].clone());
     assert_eq!(
         script_arguments(&both, &own_keys),
@@ -71,8 +72,11 @@ fn requests_name_the_group_and_its_limit() {
     );
     let downgrade = Downgrade { key: &key, id: "me", ttl_ms: 10 };
     assert_eq!(script_arguments(&downgrade, &keys()), ["me", "10"]);
-    let list = ListMembers(vec![&key]);
-    assert_eq!(script_arguments(&list, &[0, 4].map(|at| keys()[at].clone())), ["1000"]);
+    let list = [&key];
+    assert_eq!(
+        script_arguments(&ListMembers(&list), &[0, 4].map(|at| keys()[at].clone())),
+        ["1000"]
+    );
 }
 
 #[test]
@@ -112,7 +116,8 @@ fn replies_are_decoded_or_rejected() {
 #[test]
 fn members_of_a_claim_are_counted_together() {
     let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
-    let list = ListMembers(keys.iter().collect());
+    let listed: Vec<_> = keys.iter().collect();
+    let list = ListMembers(&listed);
     let permits = |lines: &[&str]| Value::Array(lines.iter().map(|line| text(line)).collect());
     let reply = |group| Value::Array(vec![text("7 50"), Value::Int(0), group]);
     let group = permits(&["distlock:permits 4", "5 me", "5 me#2", "5 you", "6 me#3"]);
