@@ -57,7 +57,7 @@ pub(crate) struct Grant {
 
 /// Requests of a successful claim that may still be applied. Applied after the release, such a
 /// request would acquire the lock again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct InFlight {
     /// Latest time at which requests whose connection broke can still be applied.
     pub(crate) broken_until: Moment,
@@ -71,6 +71,21 @@ impl InFlight {
     /// Nodes that have not replied and can still apply the request at `now`.
     pub(crate) fn unanswered_at(&self, now: Moment) -> NodeSet {
         if now < self.unanswered_until { self.unanswered } else { NodeSet::EMPTY }
+    }
+
+    /// Nodes of `all` that must be released once more after a release at `now`, and from when on.
+    /// `released_on` are the nodes that have released the lock.
+    pub(crate) fn left_after_release(
+        &self,
+        now: Moment,
+        all: NodeSet,
+        released_on: NodeSet,
+    ) -> (NodeSet, Moment) {
+        if now < self.broken_until {
+            (all, self.until())
+        } else {
+            (self.unanswered_at(now).difference(released_on), self.unanswered_until)
+        }
     }
 
     /// Latest time at which any of these requests can be applied.

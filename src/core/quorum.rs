@@ -134,7 +134,7 @@ impl NodeDeadlines {
 }
 
 /// A set of nodes.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct NodeSet(u32);
 
 impl NodeSet {

@@ -8,35 +8,35 @@ use crate::{
     sys::clock::Moment,
 };
 
-#[derive(Debug)]
-pub(super) struct Footprint {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Footprint {
     /// Nodes that may know our id, as the holder or in the queue.
-    pub(super) may_hold: NodeSet,
+    pub(crate) may_hold: NodeSet,
     /// Nodes whose reply was lost in a round: they may execute its request even after a release.
     broken: NodeSet,
     /// Nodes on which we may have a queue entry. Includes a former queue node that has not
     /// confirmed the removal of our entry.
     pub(super) queued_on: NodeSet,
     /// Requests that may still be applied.
-    pub(super) in_flight: InFlight,
+    pub(crate) in_flight: InFlight,
 }
 
 impl Footprint {
-    pub(super) fn new(now: Moment) -> Footprint {
+    pub(crate) fn new(now: Moment) -> Footprint {
         let empty = NodeSet::EMPTY;
         let in_flight = InFlight { broken_until: now, unanswered: empty, unanswered_until: now };
         Footprint { may_hold: empty, broken: empty, queued_on: empty, in_flight }
     }
 
     /// Records that a node knows nothing of the claim, unless a lost request can arrive there.
-    pub(super) fn forget(&mut self, node: usize) {
+    pub(crate) fn forget(&mut self, node: usize) {
         let known = NodeSet::single(node).difference(self.broken);
         self.may_hold = self.may_hold.difference(known);
         self.queued_on = self.queued_on.difference(known);
     }
 
     /// Records that our entry may be in the queue of a node.
-    pub(super) fn enqueue(&mut self, node: usize) {
+    pub(crate) fn enqueue(&mut self, node: usize) {
         self.may_hold = self.may_hold.union(NodeSet::single(node));
         self.queued_on = self.queued_on.union(NodeSet::single(node));
     }
@@ -44,7 +44,7 @@ impl Footprint {
     /// Records a round whose requests take effect until `deadline` at the latest: nodes that had
     /// not replied when it was decided, and nodes whose reply was lost. `known_before` are the
     /// nodes that might know our id before the round.
-    pub(super) fn on_round(
+    pub(crate) fn on_round(
         &mut self,
         unanswered: NodeSet,
         outcome_unknown: NodeSet,
@@ -63,14 +63,14 @@ impl Footprint {
     }
 
     /// Records a release that a node may still execute until `deadline`.
-    pub(super) fn on_pending_release(&mut self, deadline: Moment) {
+    pub(crate) fn on_pending_release(&mut self, deadline: Moment) {
         let broken_until = &mut self.in_flight.broken_until;
         *broken_until = (*broken_until).max(deadline);
     }
 
     /// What is left if the claim is abandoned at `now`. `to_release` are nodes that are known to
     /// need a release.
-    pub(super) fn residue(
+    pub(crate) fn residue(
         &self,
         now: Moment,
         all: NodeSet,

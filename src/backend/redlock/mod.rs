@@ -23,6 +23,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+#[cfg(test)]
+pub(crate) use self::footprint::Footprint;
 use self::{
     acquisition::QuorumAcquisition,
     broadcast::broadcast,

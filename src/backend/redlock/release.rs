@@ -142,12 +142,9 @@ impl Redlock {
         residues.push(residue(acks.iter().map(|(node, _)| *node).collect(), follow_up_at, acks));
         // A request that is still in flight would find the lock free and acquire it again, although
         // it has no holder any more.
-        let unanswered = in_flight.unanswered_at(now).difference(outcome.released_on);
-        residues.push(if now < in_flight.broken_until {
-            residue(self.all_nodes(), in_flight.until(), PendingAcks::new())
-        } else {
-            residue(unanswered, in_flight.unanswered_until, PendingAcks::new())
-        });
+        let (nodes, until) =
+            in_flight.left_after_release(now, self.all_nodes(), outcome.released_on);
+        residues.push(residue(nodes, until, PendingAcks::new()));
         residues.retain(|residue| !residue.nodes.is_empty());
         residues
     }

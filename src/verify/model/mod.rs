@@ -3,7 +3,8 @@
 //! minute.
 //!
 //! Clients are mutexes, or readers and writers: `readers.rs` has the bounds for those. `groups.rs`
-//! is a model of its own, of groups on one server.
+//! is a model of its own, of groups on one server, and `leftovers.rs` one of what a claim leaves on
+//! a node.
 //!
 //! Nodes, clients and the messages between them are modelled. Verdicts, tokens, votes and deadlines
 //! are computed by the library's own code in `quorum.rs`. Each rule of the protocol can be broken,
@@ -13,6 +14,7 @@ mod check;
 mod client;
 mod downgrade;
 mod groups;
+mod leftovers;
 mod liveness;
 mod node;
 mod normalize;
