@@ -135,7 +135,7 @@ fn requests_at_others(sim: &Sim) -> [u64; 2] {
 /// A process that has waited for a lock wants it again. Its claim asks all nodes only once the
 /// queue node has granted the lock. Otherwise it would win votes that the head of the queue needs.
 ///
-/// Fault: N220
+/// Fault: N212
 /// Promise: P4
 #[test]
 fn contended_lock_is_asked_for_at_the_queue_node_first() {
@@ -169,7 +169,7 @@ fn contended_lock_is_asked_for_at_the_queue_node_first() {
 /// A waiter has polled the queue node often before that node grants it the lock. The others still
 /// refuse it then.
 ///
-/// Fault: N221
+/// Fault: N213
 /// Promise: P4
 #[test]
 fn head_that_has_waited_long_asks_again_soon() {
@@ -216,7 +216,7 @@ fn await_thread(sim: &Sim, thread: usize) {
 /// others grant the lock. The node does not count for this lease, and replies before a node that
 /// does.
 ///
-/// Fault: N222
+/// Fault: N214
 /// Promise: P12
 #[test]
 fn downgrade_counts_no_excluded_node() {
@@ -254,7 +254,7 @@ fn downgrade_counts_no_excluded_node() {
 /// All connections are in use until shortly before the request would expire. It has its whole time
 /// from then on, so that no connection to a healthy node is closed.
 ///
-/// Fault: N225
+/// Fault: N217
 /// Promise: P9
 #[test]
 fn request_that_waited_for_connections_has_its_whole_time() {
@@ -299,7 +299,7 @@ fn use_all_connections(sim: &Sim, mgr: &RedisMgr, time: Time) {
 /// The same for a call that may not take longer. Too little time for a reply says nothing about a
 /// node.
 ///
-/// Fault: N225
+/// Fault: N217
 /// Promise: P9
 #[test]
 fn call_out_of_time_counts_as_no_failure_of_a_node() {
@@ -326,7 +326,7 @@ fn call_out_of_time_counts_as_no_failure_of_a_node() {
 /// The queue node has failed often, and is in back-off when it can be reached again. The other
 /// nodes are a quorum.
 ///
-/// Fault: N226
+/// Fault: N218
 /// Promise: P9
 #[test]
 fn forced_release_asks_nodes_in_back_off_too() {
@@ -352,7 +352,7 @@ fn forced_release_asks_nodes_in_back_off_too() {
 /// A node that granted the lock crashes before the release, and comes back while the claim waits
 /// far back in the queue, where it polls rarely.
 ///
-/// Fault: N227
+/// Fault: N219
 /// Promise: P5
 #[test]
 fn unsent_release_does_not_wait_for_the_next_poll() {

@@ -105,7 +105,7 @@ mod tests {
     /// The next request goes to the node over another connection. Its reply, and the confirmation
     /// of a release, say nothing about the earlier request.
     ///
-    /// Fault: N223
+    /// Fault: N215
     /// Promise: P5
     #[test]
     fn node_that_has_not_replied_is_not_forgotten() {
@@ -129,7 +129,7 @@ mod tests {
     /// A node has granted the lock in an earlier round, and has not replied to the last one. That
     /// it releases the lock does not show that the last request has arrived.
     ///
-    /// Fault: N224
+    /// Fault: N216
     /// Promise: P5
     #[test]
     fn repeated_request_without_reply_counts_as_lost() {

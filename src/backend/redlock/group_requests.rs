@@ -177,7 +177,7 @@ mod tests {
         assert_eq!((group.members.len(), group.held_by), (0, HeldBy::Readers { count: Some(0) }));
     }
 
-    /// Fault: N230
+    /// Fault: N222
     #[test]
     fn members_that_no_node_lists_are_counted() {
         let one = HeldBy::Readers { count: Some(1) };

@@ -62,7 +62,7 @@ fn slow_server_is_unavailable_after_the_operation_timeout() {
 
 /// Half of the time is for a second request.
 ///
-/// Fault: N229
+/// Fault: N221
 /// Promise: P6
 #[test]
 fn downgrade_on_a_slow_server_ends_in_time() {

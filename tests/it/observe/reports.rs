@@ -80,7 +80,7 @@ fn drop_of_a_lost_guard_is_logged_with_its_reason() {
 /// What a minority of the nodes keeps is not reported, unless it includes the queue node.
 ///
 /// Fault: N134
-/// Fault: N228
+/// Fault: N220
 /// Promise: P11
 #[test]
 fn shutdown_reports_only_locks_that_stay_held() {
