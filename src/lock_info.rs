@@ -72,7 +72,8 @@ impl LockInfo {
 
     /// Returns the readers, or the holders of permits, that share the lock; empty if one client
     /// holds it alone. Those that expire first come first. At most the first thousand readers or
-    /// permits are listed; [`Holder::held_by`] has their number.
+    /// permits are listed, and fewer if many locks are listed at once; [`Holder::held_by`] has
+    /// their number.
     pub fn members(&self) -> &[Holder] {
         &self.members
     }

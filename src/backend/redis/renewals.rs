@@ -12,7 +12,7 @@ use super::{
 use crate::{
     backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport, error::BackendError},
     core::{
-        claim::whole_ms, holder::Holder, lease::Lease, lock_lost::LockLost,
+        claim::whole_ms, holder::Holder, kind::PERMITS_MAX, lease::Lease, lock_lost::LockLost,
         validity::deadline_from_sent,
     },
     sys::clock::{self, Moment},
@@ -108,10 +108,11 @@ pub(crate) fn renew_on_one_server(
     let member_renewals: Vec<_> =
         members.iter().filter_map(|at| member_renewal(leases[*at], now)).collect();
     let of_alone = alone_renewals.chunks(batch_max).map(|batch| RenewSome::Alone(Renew(batch)));
-    let of_members = member_renewals.chunks(batch_max);
+    let sizes = member_batches(&member_renewals, batch_max);
+    let of_members = split_by(&member_renewals, &sizes);
     let of_members = of_members.map(|batch| RenewSome::Members(RenewMembers(batch)));
     let requests: Vec<_> = of_alone.chain(of_members).collect();
-    let batches = alone.chunks(batch_max).chain(members.chunks(batch_max));
+    let batches = alone.chunks(batch_max).chain(split_by(&members, &sizes));
     for ((some, request), result) in batches.zip(&requests).zip(ask(&requests)) {
         match result {
             Ok(Exchange { sent, reply: (_, replies) }) => {
@@ -130,6 +131,31 @@ pub(crate) fn renew_on_one_server(
         }
     }
     report
+}
+
+/// How many claims each request renews: at most `batch_max`, and together at most as many members
+/// as one claim may have, because one request for more would block the server.
+fn member_batches(renewals: &[MemberRenewal<'_>], batch_max: usize) -> Vec<usize> {
+    let mut sizes = Vec::new();
+    let (mut claims, mut members) = (0, 0);
+    for renewal in renewals {
+        if claims > 0 && (claims == batch_max || members + renewal.count > PERMITS_MAX) {
+            sizes.push(claims);
+            (claims, members) = (0, 0);
+        }
+        (claims, members) = (claims + 1, members + renewal.count);
+    }
+    sizes.extend((claims > 0).then_some(claims));
+    sizes
+}
+
+/// Splits off as many items as each size says.
+fn split_by<'a, T>(items: &'a [T], sizes: &[usize]) -> impl Iterator<Item = &'a [T]> {
+    let ends = sizes.iter().scan(0, |end, size| {
+        *end += size;
+        Some(*end)
+    });
+    ends.zip(sizes).map(|(end, size)| &items[end - size..end])
 }
 
 /// `ttl` is that of the request: the lease may have got another one since.
@@ -203,6 +229,29 @@ mod tests {
         key::LockKey,
         kind::LockKind,
     };
+
+    #[test]
+    fn one_request_renews_no_more_members_than_one_claim_has() {
+        let key = LockKey::new("", "x").unwrap();
+        let batches = |counts: &[u32]| {
+            let of = |count: &u32| MemberRenewal {
+                key: &key,
+                id: "a",
+                count: *count,
+                ttl_ms: 1,
+                refresh_token: false,
+            };
+            let renewals: Vec<_> = counts.iter().map(of).collect();
+            let sizes = member_batches(&renewals, 3);
+            let counted: Vec<_> = split_by(counts, &sizes).map(<[u32]>::to_vec).collect();
+            assert_eq!(counted.concat(), counts);
+            sizes
+        };
+        assert_eq!(batches(&[]), [] as [usize; 0]);
+        assert_eq!(batches(&[1; 7]), [3, 3, 1]);
+        assert_eq!(batches(&[PERMITS_MAX, PERMITS_MAX, 1, 1]), [1, 1, 2]);
+        assert_eq!(batches(&[5_000, 4_999, 1]), [2, 1]);
+    }
 
     /// The holder extends its lease while a renewal with the former ttl is in flight.
     ///

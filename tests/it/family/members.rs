@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use distlock::{LockLost, LockOptions, Released};
+use distlock::{HeldBy, LockLost, LockOptions, Released};
 
 use super::{LONG, Subject, members_key, spawn_waiter};
 use crate::{
@@ -389,4 +389,25 @@ fn acquire_hash(server: &RedisServer) -> String {
         include_str!("../../../src/backend/redis/lua/report.lua")
     );
     server.query(&["SCRIPT", "LOAD", source])
+}
+
+/// Fifty groups of a thousand listed members each would be a reply of 7 MB.
+///
+/// Fault: F62
+#[test]
+fn many_large_groups_are_listed_with_their_sizes() {
+    for subject in Subject::all() {
+        let mgr = subject.manager();
+        let hold = |number| {
+            let permits = mgr.semaphore(&format!("s{number}"), 2_000).unwrap();
+            permits.acquire_with(1_500, &with_ttl(LONG)).unwrap()
+        };
+        let held: Vec<_> = (0..50).map(hold).collect();
+        let found = mgr.locks("*").unwrap();
+        assert_eq!(found.len(), held.len());
+        for lock in found {
+            let held_by = lock.holder().held_by();
+            assert!(matches!(held_by, HeldBy::Permits { count: Some(1_500), .. }), "{held_by:?}");
+        }
+    }
 }

@@ -100,7 +100,8 @@ fn calls_fail_fast_while_the_server_is_away() {
 fn calls_do_not_wait_behind_the_probe_for_their_lock() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
-    let mgr = RedisMgr::new(config_long_timeouts(proxy.url()).fail_fast(true)).unwrap();
+    let config = config(proxy.url()).operation_timeout(3 * OPERATION_TIMEOUT).fail_fast(true);
+    let mgr = RedisMgr::new(config).unwrap();
     drop(mgr.lock("x").unwrap());
     let _resets = proxy.on_request(contains("lock:x"), Fault::ResetBeforeRequest).times(2);
     assert!(mgr.try_lock_for("x", HOUR).unwrap_err().is_unavailable());
@@ -115,6 +116,7 @@ fn calls_do_not_wait_behind_the_probe_for_their_lock() {
         let error = completes_within(CALL_LIMIT, "the call", move || call(&mgr, "x").unwrap_err());
         assert!(error.is_unavailable(), "{error}");
     }
+    assert!(calls.iter().any(|call| !call.is_finished()), "the calls have waited for the probe");
     held_back.release();
     calls.into_iter().for_each(|call| drop(call.join().unwrap()));
 }

@@ -74,7 +74,8 @@ impl Call<'_> {
 
     pub(super) fn list_members(mut self) -> StoreResult<Value> {
         let mut reply = vec![self.header()];
-        let (now, most) = (self.db.now_us / 1000, count(self.arg(1)));
+        let (now, each) = (self.db.now_us / 1000, count(self.arg(1)));
+        let mut left = count(self.arg(2));
         for keys in self.keys.chunks_exact(2) {
             let Ok(Some(group)) = self.db.get(&keys[0]) else {
                 reply.push(Value::Int(0));
@@ -86,7 +87,9 @@ impl Call<'_> {
             }
             let size = self.db.zcount_above(&keys[1], now).unwrap_or(0).to_string();
             let mut lines = vec![line(&[&group, size.as_bytes()])];
-            for (member, expires) in self.db.zrange_above(&keys[1], now, most).unwrap_or_default() {
+            let found = self.db.zrange_above(&keys[1], now, each.min(left)).unwrap_or_default();
+            left = left.saturating_sub(found.len());
+            for (member, expires) in found {
                 lines.push(line(&[(expires - now).to_string().as_bytes(), &member]));
             }
             reply.push(Value::Array(lines.into_iter().map(Value::BulkString).collect()));

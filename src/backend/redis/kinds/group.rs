@@ -55,6 +55,9 @@ pub(crate) static LIST: Script = script!(512, "group/list.lua");
 
 /// Maximum number of members that a list contains of each lock.
 const MEMBERS_LISTED_MAX: u64 = 1_000;
+/// Maximum number of members that a list contains of all locks together; otherwise the reply could
+/// exceed what a client reads.
+const ALL_MEMBERS_LISTED_MAX: u64 = 10_000;
 
 pub(super) fn write_acquire(
     request: &Acquire<'_>,
@@ -210,13 +213,14 @@ impl Request for ListMembers<'_> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
-        LIST.write_header(by, 2 * self.0.len(), 2, out);
+        LIST.write_header(by, 2 * self.0.len(), 3, out);
         for key in self.0 {
             write_bulk(out, &[key.lock_key().as_bytes()]);
             write_bulk(out, &key.members_key().map(str::as_bytes));
         }
         write_number(out, nonce);
         write_number(out, MEMBERS_LISTED_MAX);
+        write_number(out, ALL_MEMBERS_LISTED_MAX);
         write_version(out);
     }
 
