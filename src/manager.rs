@@ -7,7 +7,7 @@ mod by_id;
 mod detach;
 mod downgrade;
 mod handle;
-mod handover;
+mod local_handover;
 mod release;
 mod release_all;
 mod renew;
@@ -20,7 +20,7 @@ use std::{
 };
 
 use self::by_id::LocksById;
-pub(crate) use self::{handle::ManagerHandle, handover::HandedOver};
+pub(crate) use self::{handle::ManagerHandle, local_handover::HandedOver};
 use crate::{
     acquire::{Acquirer, Breaker},
     backend::{

@@ -11,7 +11,7 @@ pub(crate) enum Feature {
     /// A lock of this kind that stays taken after its release.
     Keeping(LockKind),
     /// A lock that passes to a successor.
-    Passing,
+    Adoption,
 }
 
 impl Feature {
@@ -31,7 +31,7 @@ impl Feature {
             Feature::Keeping(_) => {
                 Some("locks can be held at least for a time on one Redis server only")
             }
-            Feature::Passing => {
+            Feature::Adoption => {
                 Some("locks can be detached and adopted on one Redis server or in a cluster only")
             }
         }

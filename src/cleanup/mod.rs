@@ -17,7 +17,7 @@ use std::{iter, sync::Arc, time::Duration};
 
 use self::{
     queue::{Cleanup, CleanupQueue},
-    unconfirmed_releases::PendingReleases,
+    unconfirmed_releases::UnconfirmedReleases,
     worker::Worker,
 };
 use crate::{
@@ -38,7 +38,7 @@ use crate::{
 pub(crate) struct Cleaner {
     backend: Arc<dyn Backend>,
     shared: Arc<Shared>,
-    pending: PendingReleases,
+    unconfirmed: UnconfirmedReleases,
 }
 
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ struct State {
 
 impl Cleaner {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Cleaner {
-        Cleaner { backend, shared: Arc::default(), pending: PendingReleases::default() }
+        Cleaner { backend, shared: Arc::default(), unconfirmed: UnconfirmedReleases::default() }
     }
 
     /// Schedules the clean-up of what a claim may have left. Returns the residue if the manager has
@@ -84,14 +84,14 @@ impl Cleaner {
     pub(crate) fn release_later(&self, lease: &Arc<Lease>) -> Result<(), Residue> {
         let now = clock::now();
         // Before it can be confirmed.
-        self.pending.add(lease);
+        self.unconfirmed.add(lease);
         let residue = self.backend.lease_residue(lease);
         self.add(now, residue, |queue, residue| queue.add_release(lease, residue, now))
     }
 
     /// The leases of this lock whose release in the background is not confirmed.
     pub(crate) fn pending_releases(&self, lock: &str) -> Vec<Arc<Lease>> {
-        self.pending.of_lock(lock)
+        self.unconfirmed.of_lock(lock)
     }
 
     /// Schedules the clean-up of what a request for this lease may have left, unless the lease is

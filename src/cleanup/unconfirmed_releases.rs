@@ -1,5 +1,6 @@
-//! `PendingReleases`: the releases that nobody waits for, until they are confirmed. The next call
-//! of the manager for the same lock repeats them first; otherwise it could find its own lock held.
+//! `UnconfirmedReleases`: the releases that nobody waits for, until they are confirmed. The next
+//! call of the manager for the same lock repeats them first; otherwise it could find its own lock
+//! held.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,7 @@ use crate::{
 const PURGE_MIN: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct PendingReleases {
+pub(super) struct UnconfirmedReleases {
     /// There may be one. Most managers never have any, and then need no mutex.
     may_have_any: AtomicBool,
     state: Mutex<State>,
@@ -31,7 +32,7 @@ struct State {
     purge_at: usize,
 }
 
-impl PendingReleases {
+impl UnconfirmedReleases {
     pub(super) fn add(&self, lease: &Arc<Lease>) {
         let mut state = self.state.lock();
         if state.by_lock.len() >= state.purge_at {

@@ -61,24 +61,24 @@ pub(crate) enum Turn<T: Send + 'static> {
 
 /// The duty to ask the server. If it is dropped before a grant, it goes to the next thread.
 #[derive(Debug)]
-pub(crate) struct Representative<T: Send + 'static>(Membership<T>);
+pub(crate) struct Representative<T: Send + 'static>(QueueRef<T>);
 
 /// A lock that the server has granted to this process. Dropping this is a release to the server:
 /// the next thread asks it.
 #[derive(Debug)]
-pub(crate) struct LocalHold<T: Send + 'static>(Membership<T>, HoldNumber);
+pub(crate) struct LocalHold<T: Send + 'static>(QueueRef<T>, HoldNumber);
 
 /// A lock between two threads: its next holder has left the queue. If this is dropped, that thread
 /// asks the server.
 #[derive(Debug)]
 pub(crate) struct Passing<T: Send + 'static> {
-    membership: Membership<T>,
+    queue_ref: QueueRef<T>,
     number: HoldNumber,
     to: Waiter<T>,
 }
 
 /// One lock of a manager.
-struct Membership<T: Send + 'static> {
+struct QueueRef<T: Send + 'static> {
     queues: Arc<LocalQueues<T>>,
     lock: Arc<str>,
     is_ended: bool,
@@ -112,12 +112,12 @@ impl<T: Send + 'static> LocalQueues<T> {
                 let queue = shared.queues.entry(lock.clone()).or_default();
                 // The queue is empty, so the thread need not wait.
                 queue.arrive(ticket, wanted.terms, now, || LocalWaiter::new(wanted));
-                return (Turn::Represents(Representative(self.membership(lock))), false);
+                return (Turn::Represents(Representative(self.queue_ref(lock))), false);
             };
             match queue.arrive(ticket, wanted.terms, now, || LocalWaiter::new(wanted)) {
                 Arrival::Represents => {
                     drop(shared);
-                    let representative = Representative(self.membership(lock.into()));
+                    let representative = Representative(self.queue_ref(lock.into()));
                     return (Turn::Represents(representative), false);
                 }
                 Arrival::Waits { waiter, watch_until } => (waiter, ticket, watch_until),
@@ -177,8 +177,8 @@ impl<T: Send + 'static> LocalQueues<T> {
         waiting.into_iter().for_each(|waiter| waiter.give(Turn::Closed));
     }
 
-    fn membership(self: &Arc<Self>, lock: Arc<str>) -> Membership<T> {
-        Membership { queues: self.clone(), lock, is_ended: false }
+    fn queue_ref(self: &Arc<Self>, lock: Arc<str>) -> QueueRef<T> {
+        QueueRef { queues: self.clone(), lock, is_ended: false }
     }
 
     fn on_window_end(
@@ -221,7 +221,7 @@ impl<T: Send + 'static> LocalQueues<T> {
     fn obey(self: &Arc<Self>, lock: &Arc<str>, signal: Option<Signal<Waiter<T>>>) {
         match signal {
             Some(Signal::Represent(waiter)) => {
-                waiter.give(Turn::Represents(Representative(self.membership(lock.clone()))));
+                waiter.give(Turn::Represents(Representative(self.queue_ref(lock.clone()))));
             }
             Some(Signal::Watch(waiter, until)) => waiter.watch(until),
             None => {}
@@ -232,25 +232,25 @@ impl<T: Send + 'static> LocalQueues<T> {
 impl<T: Send + 'static> Representative<T> {
     /// The server has granted the lock, whose lease ends at `deadline`.
     pub(crate) fn on_granted(mut self, deadline: Moment) -> LocalHold<T> {
-        let membership = self.0.take();
+        let queue_ref = self.0.take();
         let now = clock::now();
-        let window = membership.queues.window.min(deadline.duration_since(now) / WINDOWS_PER_LEASE);
+        let window = queue_ref.queues.window.min(deadline.duration_since(now) / WINDOWS_PER_LEASE);
         let number = {
-            let mut shared = membership.queues.shared.lock();
+            let mut shared = queue_ref.queues.shared.lock();
             shared.last_number += 1;
             HoldNumber(shared.last_number)
         };
-        membership
+        queue_ref
             .decide(|queue| queue.on_granted(number, now.saturating_add(window), TOKENS_RESERVED));
-        LocalHold(membership, number)
+        LocalHold(queue_ref, number)
     }
 
     /// Makes all threads behind this one ask the server too, because it is unreachable: each of
     /// them fails at a time that counts from its own first request.
     pub(crate) fn scatter(&self) {
-        let Membership { queues, lock, .. } = &self.0;
+        let QueueRef { queues, lock, .. } = &self.0;
         for waiter in queues.with(lock, LocalQueue::scatter).into_iter().flatten() {
-            waiter.give(Turn::Represents(Representative(queues.membership(lock.clone()))));
+            waiter.give(Turn::Represents(Representative(queues.queue_ref(lock.clone()))));
         }
     }
 }
@@ -267,16 +267,16 @@ impl<T: Send + 'static> LocalHold<T> {
     /// Chooses the next holder of a lock that was held on these terms. Returns `None` if the lock
     /// must be released at the server.
     pub(crate) fn pass(mut self, held: Terms) -> Option<Passing<T>> {
-        let (membership, number) = (self.0.take(), self.1);
+        let (queue_ref, number) = (self.0.take(), self.1);
         let mut next = None;
-        membership.decide(|queue| match queue.release(number, held, clock::now()) {
+        queue_ref.decide(|queue| match queue.release(number, held, clock::now()) {
             Release::HandOver { to, signal } => {
                 next = Some(to);
                 signal
             }
             Release::ToServer(signal) => signal,
         });
-        next.map(|to| Passing { membership, number, to })
+        next.map(|to| Passing { queue_ref, number, to })
     }
 }
 
@@ -300,26 +300,26 @@ impl<T: Send + 'static> Passing<T> {
 
     /// Gives the lock to its next holder.
     pub(crate) fn complete(mut self, lock: impl FnOnce(LocalHold<T>) -> T) {
-        let hold = LocalHold(self.membership.take(), self.number);
+        let hold = LocalHold(self.queue_ref.take(), self.number);
         self.to.give(Turn::Taken(lock(hold)));
     }
 }
 
 impl<T: Send + 'static> Drop for Passing<T> {
     fn drop(&mut self) {
-        if !self.membership.is_ended {
-            let Membership { queues, lock, .. } = &self.membership;
+        if !self.queue_ref.is_ended {
+            let QueueRef { queues, lock, .. } = &self.queue_ref;
             let _ = queues.with(lock, |queue| queue.on_lost(self.number));
-            self.to.give(Turn::Represents(Representative(queues.membership(lock.clone()))));
+            self.to.give(Turn::Represents(Representative(queues.queue_ref(lock.clone()))));
         }
     }
 }
 
-impl<T: Send + 'static> Membership<T> {
+impl<T: Send + 'static> QueueRef<T> {
     /// Leaves nothing to do for the destructor of its owner.
-    fn take(&mut self) -> Membership<T> {
+    fn take(&mut self) -> QueueRef<T> {
         self.is_ended = true;
-        self.queues.membership(self.lock.clone())
+        self.queues.queue_ref(self.lock.clone())
     }
 
     fn decide(&self, decide: impl FnOnce(&mut LocalQueue<Waiter<T>>) -> Option<Signal<Waiter<T>>>) {
@@ -328,9 +328,9 @@ impl<T: Send + 'static> Membership<T> {
     }
 }
 
-impl<T: Send + 'static> fmt::Debug for Membership<T> {
+impl<T: Send + 'static> fmt::Debug for QueueRef<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Membership").field(&self.lock).finish()
+        f.debug_tuple("QueueRef").field(&self.lock).finish()
     }
 }
 

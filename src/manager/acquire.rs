@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     HeldLock, Manager,
-    handover::{HandedOver, LocalTurn},
+    local_handover::{HandedOver, LocalTurn},
 };
 use crate::{
     acquire::WaitTerms,

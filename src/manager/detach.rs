@@ -17,7 +17,7 @@ impl Manager {
     /// Renews a lease for the last time, if it can be detached.
     pub(crate) fn prepare_detach(&self, lease: &Lease, registration: &Registration) -> Result<()> {
         let _time = self.time.enter();
-        self.check_feature(Feature::Passing)?;
+        self.check_feature(Feature::Adoption)?;
         if lease.keep_until != Moment::default() {
             let reason = "a lock that is held at least for a time cannot be detached; acquire it \
                           without hold_at_least";
@@ -49,7 +49,7 @@ impl Manager {
         let _time = self.time.enter();
         let Detached { name, id: former, kind, ttl } = detached;
         let params = self.config.resolve(&LockOptions::new().ttl(*ttl))?;
-        self.check_feature(Feature::Passing)?;
+        self.check_feature(Feature::Adoption)?;
         let (key, id) = (self.key(name)?, generate_lock_id());
         let claim = Claim { key, id, ttl: *ttl, kind: *kind, token: 0 };
         let observer = &self.observer;

@@ -26,7 +26,7 @@ use crate::{
     backend::{
         CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake,
         error::NodeError,
-        redis::{Connected, Connector, Subscriber, Transport, poll_readable},
+        redis::{BackgroundConnects, Connected, Subscriber, Transport, poll_readable},
     },
     core::{
         backoff::{RETRY_PAUSE_MAX, retry_backoff},
@@ -55,7 +55,7 @@ pub(super) struct ClusterGrantStream {
     subscriptions: Arc<Subscriptions>,
     /// Channel of the manager.
     channel: String,
-    connector: Connector,
+    connects: BackgroundConnects,
     is_closed: Arc<AtomicBool>,
     /// The read in progress, or the next one, ends early.
     is_woken: Arc<AtomicBool>,
@@ -82,14 +82,14 @@ impl ClusterGrantStream {
         subscriptions: &Arc<Subscriptions>,
         channel: &str,
     ) -> io::Result<ClusterGrantStream> {
-        let connector = Connector::new()?;
-        router.set_wake(connector.wake());
-        subscriptions.set_wake(connector.wake());
+        let connects = BackgroundConnects::new()?;
+        router.set_wake(connects.wake());
+        subscriptions.set_wake(connects.wake());
         Ok(ClusterGrantStream {
             router: router.clone(),
             subscriptions: subscriptions.clone(),
             channel: channel.to_owned(),
-            connector,
+            connects,
             is_closed: Arc::default(),
             is_woken: Arc::default(),
             links: BTreeMap::new(),
@@ -178,7 +178,7 @@ impl ClusterGrantStream {
                 let node = owner.node.clone();
                 let index = usize::try_from(number).unwrap_or(usize::MAX);
                 link.state = LinkState::Connecting;
-                if self.connector.connect(index, node, connection, deadline).is_err() {
+                if self.connects.connect(index, node, connection, deadline).is_err() {
                     // No thread can be spawned.
                     self.on_link_failure(number, now);
                 }
@@ -264,7 +264,7 @@ impl ClusterGrantStream {
     }
 
     fn take_connected(&mut self) {
-        for Connected { node, connection, outcome } in self.connector.take_connected() {
+        for Connected { node, connection, outcome } in self.connects.take_connected() {
             let number = node as u64;
             let now = clock::now();
             let timeout = self.router.operation_timeout;
@@ -284,7 +284,7 @@ impl ClusterGrantStream {
     /// Waits for input, and reads it.
     fn read(&mut self, until: Moment) {
         let mut until = until.min(self.plan_at);
-        let mut polled: Vec<&dyn Transport> = vec![&*self.connector.wakeups];
+        let mut polled: Vec<&dyn Transport> = vec![&*self.connects.wakeups];
         let mut numbers = Vec::new();
         for (number, link) in &self.links {
             if let LinkState::Up { subscriber, .. } = &link.state
@@ -409,7 +409,7 @@ impl GrantStream for ClusterGrantStream {
     }
 
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
-        let (is_closed, wake) = (self.is_closed.clone(), self.connector.wake());
+        let (is_closed, wake) = (self.is_closed.clone(), self.connects.wake());
         Ok(CancelHandle::new(move || {
             is_closed.store(true, Ordering::Release);
             wake();
@@ -417,7 +417,7 @@ impl GrantStream for ClusterGrantStream {
     }
 
     fn wake_handle(&mut self) -> Result<Wake, NodeError> {
-        let (is_woken, wake) = (self.is_woken.clone(), self.connector.wake());
+        let (is_woken, wake) = (self.is_woken.clone(), self.connects.wake());
         Ok(Arc::new(move || {
             is_woken.store(true, Ordering::Release);
             wake();

@@ -35,7 +35,7 @@ pub(crate) fn acquire_all_on_one_server(
         }
     };
     note(&result, halfway);
-    let is_late = matches!(&result, Ok(Exchange { reply: AcquireAllReply::Expired { .. }, .. }));
+    let is_late = matches!(&result, Ok(Exchange { reply: AcquireAllReply::Late { .. }, .. }));
     let may_be_held = |error: &NodeError| error.outcome_unknown && error.is_transient();
     if is_late || matches!(&result, Err(error) if may_be_held(error) || error.is_not_master()) {
         result = ask(&request, deadline);
@@ -60,7 +60,7 @@ pub(crate) fn acquire_all_on_one_server(
         Ok(Exchange { reply: AcquireAllReply::WrongType { index }, .. }) => {
             AllOutcome::WrongType { index }
         }
-        Ok(Exchange { reply: AcquireAllReply::Expired { .. }, .. }) => {
+        Ok(Exchange { reply: AcquireAllReply::Late { .. }, .. }) => {
             AllOutcome::Failed(timed_out(false))
         }
         Err(error) => AllOutcome::Failed(BackendError::Node(error)),

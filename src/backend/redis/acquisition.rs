@@ -246,7 +246,7 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
         let (holder, next) = match reply {
             AcquireReply::Held { token, .. } => return self.on_held(sent, token),
             AcquireReply::WrongType => return Answer::WrongType,
-            AcquireReply::Expired { .. } => {
+            AcquireReply::Late { .. } => {
                 let expired = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
                 return Answer::Failed(BackendError::Node(expired));
             }

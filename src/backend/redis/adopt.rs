@@ -32,7 +32,7 @@ pub(crate) fn adopt_on_one_server(
     let mut broken_until = began;
     let mut result = ask(&request, halfway);
     let mut may_hold = is_unknown(&result);
-    let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Expired { .. }, .. }));
+    let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Late { .. }, .. }));
     if is_late || matches!(&result, Err(error) if error.is_transient() || error.is_not_master()) {
         broken_until = halfway;
         result = ask(&request, deadline);
@@ -47,7 +47,7 @@ pub(crate) fn adopt_on_one_server(
         Ok(Exchange { reply: AdoptReply::HeldByOther(by), .. }) => {
             Ok(Passed::Lost(LockLost::Taken { by }))
         }
-        Ok(Exchange { reply: AdoptReply::Expired { .. }, .. }) => {
+        Ok(Exchange { reply: AdoptReply::Late { .. }, .. }) => {
             Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
         }
         Err(error) => Err(error),

@@ -6,7 +6,7 @@ use redis::Value;
 
 use super::{
     Connection, Exchange, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef,
-    connector::Connector, poll_readable,
+    background_connect::BackgroundConnects, poll_readable,
 };
 use crate::sys::clock::{self, Moment};
 
@@ -163,15 +163,15 @@ fn connect_within(
             return Ok(());
         }
     }
-    let mut connector = Connector::new().map_err(NodeError::not_sent)?;
+    let mut connects = BackgroundConnects::new().map_err(NodeError::not_sent)?;
     let unconnected = connection.clone_unconnected();
     let attempt = mem::replace(connection, unconnected);
-    if connector.connect(0, node.clone(), attempt, limits.connect_by).is_err() {
+    if connects.connect(0, node.clone(), attempt, limits.connect_by).is_err() {
         // No thread can be spawned.
         return node.connect(connection, limits.deadline);
     }
     loop {
-        if let Some(connected) = connector.take_connected().pop() {
+        if let Some(connected) = connects.take_connected().pop() {
             *connection = connected.connection;
             return connected.outcome;
         }
@@ -179,7 +179,7 @@ fn connect_within(
         match (limits.check)(now) {
             Some(next) if now < limits.deadline => {
                 let until = next.min(limits.deadline);
-                poll_readable(&[&*connector.wakeups], until, Duration::ZERO);
+                poll_readable(&[&*connects.wakeups], until, Duration::ZERO);
             }
             _ => return Err(NodeError::not_sent(io::ErrorKind::TimedOut.into())),
         }

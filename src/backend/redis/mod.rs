@@ -5,11 +5,11 @@ pub(crate) mod acquire_all;
 mod acquisition;
 pub(crate) mod adopt;
 mod backend;
+mod background_connect;
 #[cfg(feature = "tls")]
 mod certificates;
 mod cleanup;
 mod connection;
-mod connector;
 mod declare_new;
 mod exchange;
 mod fields;
@@ -45,9 +45,9 @@ pub(crate) use self::certificates::certificates;
 pub(crate) use self::{
     acquisition::{ClaimServer, RedisAcquisition, ask_for_lock},
     backend::{RedisBackend, RedisSettings},
+    background_connect::{BackgroundConnects, Connected},
     cleanup::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
     connection::Connection,
-    connector::{Connected, Connector},
     declare_new::declare_new,
     exchange::{ExchangeLimits, connect, exchange, exchange_all, exchange_asking, exchange_within},
     fields::{GrantMessage, PubSubMessage, write_command},

@@ -218,7 +218,7 @@ impl<'a> ReleaseAttempts<'a> {
                 Released::Released
             }
             ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),
-            ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
+            ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late { .. } => {
                 Released::Gone
             }
         })

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     backend::redis::{
-        Connected, Connection, Connector, Exchange, InFlightRequest, NodeError, NodeErrorKind,
-        RedisNode, Request, ScriptRef, Transport, poll_readable,
+        BackgroundConnects, Connected, Connection, Exchange, InFlightRequest, NodeError,
+        NodeErrorKind, RedisNode, Request, ScriptRef, Transport, poll_readable,
     },
     core::{
         ack::PendingAcks,
@@ -60,7 +60,7 @@ pub(crate) fn broadcast<C: Request>(
         },
         request,
         vote,
-        connector: None,
+        connects: None,
         needed_until: None,
         began: clock::now(),
     };
@@ -85,7 +85,7 @@ struct Broadcast<'a, 'r, C: Request, F, V> {
     responses: Responses<C::Reply>,
     request: F,
     vote: V,
-    connector: Option<Connector>,
+    connects: Option<BackgroundConnects>,
     /// End of the wait for needed nodes; `None` until a quorum has replied.
     needed_until: Option<Moment>,
     began: Moment,
@@ -159,16 +159,16 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     /// Connects on another thread, because connecting can take long, and this thread must read the
     /// replies of other nodes meanwhile.
     fn connect_in_background(&mut self, node: usize) {
-        let connector = match &self.connector {
-            Some(connector) => connector,
-            None => match Connector::new() {
-                Ok(connector) => self.connector.insert(connector),
+        let connects = match &self.connects {
+            Some(connects) => connects,
+            None => match BackgroundConnects::new() {
+                Ok(connects) => self.connects.insert(connects),
                 Err(error) => return self.record_failure(node, NodeError::not_sent(error)),
             },
         };
         let unconnected = self.connections[node].clone_unconnected();
         let connection = mem::replace(&mut self.connections[node], unconnected);
-        match connector.connect(node, self.nodes[node].clone(), connection, self.options.connect_by)
+        match connects.connect(node, self.nodes[node].clone(), connection, self.options.connect_by)
         {
             Ok(()) => {
                 self.states[node] = NodeState::Connecting;
@@ -248,7 +248,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn awaits_preferred(&self) -> bool {
         // Wait briefly for nodes that are still connecting; otherwise the first locks would be on
         // few nodes.
-        self.connector.is_some()
+        self.connects.is_some()
             && self.states.iter().any(|state| matches!(state, NodeState::Connecting))
             || self
                 .options
@@ -268,7 +268,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
     fn poll_replies(&mut self, unanswered: NodeSet, until: Moment) -> bool {
         let mut nodes = unanswered.iter();
         if let (Some(node), None) = (nodes.next(), nodes.next())
-            && self.connector.is_none()
+            && self.connects.is_none()
         {
             return self.read_reply(node, until);
         }
@@ -332,7 +332,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
 
     /// Asks the nodes that have connected since the last call.
     fn ask_connected(&mut self) -> bool {
-        let connected = self.connector.as_mut().map(Connector::take_connected).unwrap_or_default();
+        let connected =
+            self.connects.as_mut().map(BackgroundConnects::take_connected).unwrap_or_default();
         let any = !connected.is_empty();
         for Connected { node, connection, outcome } in connected {
             self.connections[node] = connection;
@@ -359,8 +360,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 spin = spin.min(self.connections[node].spin_time());
             }
         }
-        if let Some(connector) = &self.connector {
-            transports.push(&*connector.wakeups);
+        if let Some(connects) = &self.connects {
+            transports.push(&*connects.wakeups);
             spin = Duration::ZERO;
         }
         // A closed or broken transport counts as readable. Reading from it returns the error.

@@ -74,7 +74,7 @@ impl<'a> ReleaseRequest<'a> {
         match exchange.reply.reply {
             ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
             ReleaseReply::HeldByOther(_) | ReleaseReply::WrongType => Vote::No,
-            ReleaseReply::Expired { .. } => Vote::Unknown,
+            ReleaseReply::Late { .. } => Vote::Unknown,
         }
     }
 
@@ -252,7 +252,7 @@ impl Redlock {
                     }
                     ReleaseReply::Gone if maybe_before => released += 1,
                     ReleaseReply::HeldByOther(_) if maybe_before && was_held => released += 1,
-                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Expired { .. } => {
+                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late { .. } => {
                         gone += 1
                     }
                     ReleaseReply::HeldByOther(holder) => {
@@ -306,6 +306,6 @@ fn describe(reply: &KindReleaseReply) -> String {
         ReleaseReply::Gone => "not held".into(),
         ReleaseReply::HeldByOther(holder) => format!("held by {holder}"),
         ReleaseReply::WrongType => "its key holds something that is not a lock".into(),
-        ReleaseReply::Expired { .. } => "the request expired".into(),
+        ReleaseReply::Late { .. } => "the request came too late".into(),
     }
 }

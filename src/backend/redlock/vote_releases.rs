@@ -148,7 +148,7 @@ impl VoteReleases {
                 // The node ignored the release, which had expired. We may still hold the lock
                 // there.
                 Response::Replied(Exchange {
-                    reply: KindReleaseReply { reply: ReleaseReply::Expired { .. }, .. },
+                    reply: KindReleaseReply { reply: ReleaseReply::Late { .. }, .. },
                     ..
                 }) => {}
                 Response::Replied(_) => footprint.forget(node),

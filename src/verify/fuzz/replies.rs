@@ -102,7 +102,7 @@ fn check_reply(reply: &Value) -> u64 {
                 2 + u8::from(newly_queued) + 2 * u8::from(no_subscriber)
             }
             AcquireReply::WrongType => 6,
-            AcquireReply::Expired { .. } => 7,
+            AcquireReply::Late { .. } => 7,
         }
     });
     let released = taken(

@@ -101,6 +101,7 @@ fn calls_do_not_wait_behind_the_probe_for_their_lock() {
     let server = RedisServer::start();
     let proxy = FaultProxy::in_front_of(server.addr());
     let config = config(proxy.url()).operation_timeout(3 * OPERATION_TIMEOUT).fail_fast(true);
+    let config = config.local_handover(Duration::from_millis(5));
     let mgr = RedisMgr::new(config).unwrap();
     drop(mgr.lock("x").unwrap());
     let _resets = proxy.on_request(contains("lock:x"), Fault::ResetBeforeRequest).times(2);

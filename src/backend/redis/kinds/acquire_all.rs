@@ -47,7 +47,7 @@ pub(crate) enum AcquireAllReply {
         index: usize,
     },
     /// The request arrived after its `not_after`. Nothing was done.
-    Expired {
+    Late {
         now_us: u64,
     },
 }
@@ -59,7 +59,7 @@ impl Request for AcquireAll<'_> {
         match *reply {
             AcquireAllReply::Held { now_us, .. }
             | AcquireAllReply::Busy { now_us, .. }
-            | AcquireAllReply::Expired { now_us } => Some(now_us),
+            | AcquireAllReply::Late { now_us } => Some(now_us),
             AcquireAllReply::WrongType { .. } => None,
         }
     }
@@ -103,7 +103,7 @@ impl Request for AcquireAll<'_> {
                 AcquireAllReply::Busy { now_us, index, holder }
             }
             "type" => AcquireAllReply::WrongType { index: index(&mut rest)? },
-            "late" => AcquireAllReply::Expired { now_us },
+            "late" => AcquireAllReply::Late { now_us },
             _ => return None,
         })
     }

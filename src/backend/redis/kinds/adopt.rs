@@ -29,7 +29,7 @@ pub(crate) enum AdoptReply {
     Gone,
     HeldByOther(Box<Holder>),
     /// The request arrived after its `not_after`. Nothing was done.
-    Expired {
+    Late {
         now_us: u64,
     },
 }
@@ -39,7 +39,7 @@ impl Request for Adopt<'_> {
 
     fn server_us(reply: &AdoptReply) -> Option<u64> {
         match *reply {
-            AdoptReply::Held { now_us, .. } | AdoptReply::Expired { now_us } => Some(now_us),
+            AdoptReply::Held { now_us, .. } | AdoptReply::Late { now_us } => Some(now_us),
             AdoptReply::Gone | AdoptReply::HeldByOther(_) => None,
         }
     }
@@ -73,7 +73,7 @@ impl Request for Adopt<'_> {
             }
             "gone" | "type" => AdoptReply::Gone,
             "other" => AdoptReply::HeldByOther(Box::new(rest.holder(now_us)?)),
-            "late" => AdoptReply::Expired { now_us },
+            "late" => AdoptReply::Late { now_us },
             _ => return None,
         })
     }

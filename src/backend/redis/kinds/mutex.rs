@@ -89,7 +89,7 @@ pub(crate) enum AcquireReply {
     },
     WrongType,
     /// The request arrived after its `not_after`. Nothing was done.
-    Expired {
+    Late {
         now_us: u64,
     },
 }
@@ -138,7 +138,7 @@ impl Request for Acquire<'_> {
             AcquireReply::Held { now_us, .. }
             | AcquireReply::Busy { now_us, .. }
             | AcquireReply::Queued { now_us, .. }
-            | AcquireReply::Expired { now_us } => Some(now_us),
+            | AcquireReply::Late { now_us } => Some(now_us),
             AcquireReply::WrongType => None,
         }
     }
@@ -174,7 +174,7 @@ impl Request for Acquire<'_> {
                 AcquireReply::Queued { now_us, holder, position, newly_queued, no_subscriber }
             }
             "type" => AcquireReply::WrongType,
-            "late" => AcquireReply::Expired { now_us },
+            "late" => AcquireReply::Late { now_us },
             _ => return None,
         })
     }
@@ -203,7 +203,7 @@ pub(crate) enum ReleaseReply {
     HeldByOther(Holder),
     WrongType,
     /// The request arrived after its `not_after`. Nothing was done.
-    Expired {
+    Late {
         now_us: u64,
     },
 }
@@ -223,7 +223,7 @@ impl Request for Release<'_> {
 
     fn server_us(reply: &ReleaseReply) -> Option<u64> {
         match *reply {
-            ReleaseReply::Expired { now_us } => Some(now_us),
+            ReleaseReply::Late { now_us } => Some(now_us),
             _ => None,
         }
     }
@@ -270,7 +270,7 @@ pub(super) fn decode_release(nonce: u64, reply: &Value) -> Option<ReleaseReply> 
             ReleaseReply::HeldByOther(rest.holder(now_us)?)
         }
         "type" => ReleaseReply::WrongType,
-        "late" => ReleaseReply::Expired { now_us: rest.clock()? },
+        "late" => ReleaseReply::Late { now_us: rest.clock()? },
         _ => return None,
     })
 }

@@ -75,7 +75,7 @@ fn requests_name_the_group_and_its_limit() {
     let list = [&key];
     assert_eq!(
         script_arguments(&ListMembers(&list), &[0, 4].map(|at| keys()[at].clone())),
-        ["1000"]
+        ["1000", "10000"]
     );
 }
 

@@ -110,7 +110,7 @@ fn acquire_reply_is_decoded_for_every_outcome() {
     }
     assert_eq!(
         (read("9 type 5"), read("9 late 5")),
-        (AcquireReply::WrongType, AcquireReply::Expired { now_us: 5 })
+        (AcquireReply::WrongType, AcquireReply::Late { now_us: 5 })
     );
     let lines = [
         "9 queued 5 700 3 0 he",
@@ -138,8 +138,8 @@ fn release_and_inspect_replies_are_decoded() {
     assert_eq!(release("9 released"), Some(ReleaseReply::Released));
     assert_eq!(release("9 gone"), Some(ReleaseReply::Gone));
     assert_eq!(release("9 type"), Some(ReleaseReply::WrongType));
-    assert_eq!(release("9 late 5"), Some(ReleaseReply::Expired { now_us: 5 }));
-    assert_eq!(Release::server_us(&ReleaseReply::Expired { now_us: 5 }), Some(5));
+    assert_eq!(release("9 late 5"), Some(ReleaseReply::Late { now_us: 5 }));
+    assert_eq!(Release::server_us(&ReleaseReply::Late { now_us: 5 }), Some(5));
     assert_eq!(release("9 late"), None);
     let Some(ReleaseReply::HeldByOther(holder)) = release("9 other 50 700 6 2 he") else {
         panic!("the reply was rejected")

@@ -17,7 +17,7 @@ use crate::{
 
 /// Connects on other threads, because connecting can take long, and several nodes are connected at
 /// once.
-pub(crate) struct Connector {
+pub(crate) struct BackgroundConnects {
     sender: Sender<Connected>,
     receiver: Receiver<Connected>,
     wake: Wake,
@@ -30,11 +30,11 @@ pub(crate) struct Connected {
     pub(crate) outcome: Result<(), NodeError>,
 }
 
-impl Connector {
-    pub(crate) fn new() -> io::Result<Connector> {
+impl BackgroundConnects {
+    pub(crate) fn new() -> io::Result<BackgroundConnects> {
         let (wake, wakeups) = waker()?;
         let (sender, receiver) = unbounded();
-        Ok(Connector { sender, receiver, wake, wakeups })
+        Ok(BackgroundConnects { sender, receiver, wake, wakeups })
     }
 
     /// Returns what makes `wakeups` readable.
