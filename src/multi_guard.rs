@@ -141,7 +141,7 @@ fn acquire_in_order(
     let limit = manager.wait_limit(options);
     // Before the first lock: calls that keep connections for their locks, while they wait for
     // further connections, could wait for each other.
-    let places = manager.reserve(names.len(), options)?;
+    let places = manager.reserve(&names, options)?;
     let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
     for name in names {
         let options = limit.apply(manager, options);

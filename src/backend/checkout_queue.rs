@@ -10,9 +10,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::sys::{
-    clock::{self, Moment},
-    sync::{Condvar, Mutex},
+use crate::{
+    core::cancel::CancelToken,
+    sys::{
+        clock::{self, Moment},
+        sync::{Condvar, Mutex},
+    },
 };
 
 /// Who is served first.
@@ -58,6 +61,7 @@ impl ReservedPlaces {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoPlace {
     Closed,
+    /// Or cancelled.
     TimedOut,
 }
 
@@ -73,14 +77,37 @@ impl CheckoutQueue {
         urgency: Urgency,
         deadline: Moment,
     ) -> Result<Place, NoPlace> {
+        self.enter_unless(urgency, deadline, None)
+    }
+
+    /// Waits for a place until `deadline`, or until `cancel` is cancelled.
+    pub(super) fn enter_unless(
+        self: &Arc<Self>,
+        urgency: Urgency,
+        deadline: Moment,
+        cancel: Option<&CancelToken>,
+    ) -> Result<Place, NoPlace> {
+        let is_cancelled = || cancel.is_some_and(CancelToken::is_cancelled);
+        let _registration;
         let mut state = self.state.lock();
         if !state.is_closed && state.free == 0 {
             let ticket = (urgency, state.next_ticket);
             state.next_ticket += 1;
             let turn = Arc::new(Condvar::new());
             state.waiting.insert(ticket, turn.clone());
+            if let Some(cancel) = cancel {
+                // A token that is cancelled already wakes this thread now, which takes the mutex.
+                drop(state);
+                let (queue, turn) = (self.clone(), turn.clone());
+                _registration = cancel.on_cancel(Arc::new(move || {
+                    // Otherwise the thread may be between its look at the token and its sleep.
+                    drop(queue.state.lock());
+                    clock::wake_one(&turn);
+                }));
+                state = self.state.lock();
+            }
             while state.waiting.contains_key(&ticket) {
-                if clock::now() >= deadline {
+                if is_cancelled() || clock::now() >= deadline {
                     state.waiting.remove(&ticket);
                     return Err(NoPlace::TimedOut);
                 }
@@ -89,20 +116,28 @@ impl CheckoutQueue {
         } else if !state.is_closed {
             state.free -= 1;
         }
-        if state.is_closed { Err(NoPlace::Closed) } else { Ok(Place { queue: self.clone() }) }
+        if state.is_closed {
+            return Err(NoPlace::Closed);
+        }
+        drop(state);
+        let place = Place { queue: self.clone() };
+        // Another thread may have passed the place on meanwhile, because of the same token.
+        if is_cancelled() { Err(NoPlace::TimedOut) } else { Ok(place) }
     }
 
-    /// Waits for several places until `deadline`. Two callers that had some of them each could wait
-    /// for each other, so only the one that has the only place of `turn` gathers them.
+    /// Waits for several places, as for [one](Self::enter_unless). Two callers that had some of
+    /// them each could wait for each other, so only the one that has the only place of `turn`
+    /// gathers them.
     #[cfg(feature = "mysql")]
     pub(super) fn enter_many(
         self: &Arc<Self>,
         turn: &Arc<CheckoutQueue>,
         count: u32,
         deadline: Moment,
+        cancel: Option<&CancelToken>,
     ) -> Result<ReservedPlaces, NoPlace> {
-        let _turn = turn.enter(Urgency::Other, deadline)?;
-        let places = (0..count).map(|_| self.enter(Urgency::Other, deadline));
+        let _turn = turn.enter_unless(Urgency::Other, deadline, cancel)?;
+        let places = (0..count).map(|_| self.enter_unless(Urgency::Other, deadline, cancel));
         Ok(ReservedPlaces(Mutex::new(places.collect::<Result<_, _>>()?)))
     }
 

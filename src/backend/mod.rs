@@ -135,8 +135,14 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Waits until `deadline` for what is needed to acquire this many locks one after the other.
-    fn reserve(&self, _locks: u32, _deadline: Moment) -> Result<ReservedPlaces, BackendError> {
+    /// Waits until `deadline`, or until `cancel` is cancelled, for what is needed to acquire this
+    /// many locks one after the other.
+    fn reserve(
+        &self,
+        _locks: u32,
+        _deadline: Moment,
+        _cancel: Option<&CancelToken>,
+    ) -> Result<ReservedPlaces, BackendError> {
         Ok(ReservedPlaces::default())
     }
 

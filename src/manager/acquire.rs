@@ -11,6 +11,7 @@ use crate::{
     backend::{Feature, ReservedPlaces},
     config::{LockOptions, LockParams},
     core::{
+        cancel::CancelToken,
         claim::{Claim, Grant},
         id::generate_lock_id,
         kind::LockKind,
@@ -62,22 +63,27 @@ impl Manager {
         self.acquire_with(LockKind::Mutex, name, options, true, Some(places))
     }
 
-    /// Reserves what the servers need for locks of this many names, which are then acquired one
+    /// Reserves what the servers need for the locks of these names, which are then acquired one
     /// after the other. Waits as long as `options` permit.
-    pub(crate) fn reserve(&self, names: usize, options: &LockOptions) -> Result<ReservedPlaces> {
+    pub(crate) fn reserve(&self, names: &[&str], options: &LockOptions) -> Result<ReservedPlaces> {
         let _time = self.time.enter();
-        let locks = u32::try_from(names).unwrap_or(u32::MAX);
+        let locks = u32::try_from(names.len()).unwrap_or(u32::MAX);
         if let Some(max) = self.backend.locks_max().filter(|max| locks > *max) {
             let reason = format!(
-                "{names} names need as many connections, and there are at most {max}; raise \
+                "{locks} names need as many connections, and there are at most {max}; raise \
                  MySqlConfig::max_connections, or give fewer names"
             );
             return Err(LockError::InvalidOptions { reason });
         }
-        let wait = options.wait_limit();
-        let until = wait.map_or(Moment::NEVER, |wait| clock::now().saturating_add(wait));
-        let reserved = self.backend.reserve(locks, until);
-        reserved.map_err(|error| self.backend.lock_error(error, Action::Acquire, None))
+        let (since, wait, cancel) = (clock::now(), options.wait_limit(), options.cancel_token());
+        let until = wait.map_or(Moment::NEVER, |wait| since.saturating_add(wait));
+        self.backend.reserve(locks, until, cancel).map_err(|error| {
+            if cancel.is_some_and(CancelToken::is_cancelled) {
+                let name = names.first().copied().unwrap_or_default().to_owned();
+                return LockError::Cancelled { name, waited: clock::now().duration_since(since) };
+            }
+            self.backend.lock_error(error, Action::Acquire, None)
+        })
     }
 
     /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here.

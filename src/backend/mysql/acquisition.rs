@@ -1,6 +1,6 @@
 //! `MySqlAcquisition`: one claim: first without waiting, then in the server's queue for the row.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     cleanup,
@@ -19,6 +19,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace,
         ReservedPlaces,
+        checkout_queue::Place,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
@@ -42,6 +43,9 @@ const LONG_WAIT_DIVISOR: u32 = 10;
 pub(super) struct MySqlAcquisition<'a> {
     database: &'a Database,
     request: AcquireRequest<'a>,
+    /// Kept until the end, also when a session fails: of the places that a call has reserved, each
+    /// is for one of its locks.
+    place: Option<Arc<Place>>,
     /// Ready for the next request; `None` before the first one, and after a failure.
     session: Option<PooledSession>,
     waiting: Option<Waiting<'a>>,
@@ -61,8 +65,16 @@ struct Waiting<'a> {
 
 impl<'a> MySqlAcquisition<'a> {
     pub(super) fn new(database: &'a Database, request: AcquireRequest<'a>) -> MySqlAcquisition<'a> {
-        let (session, waiting, was_busy, undecided, left_waiting) = (None, None, false, 0, false);
-        MySqlAcquisition { database, request, session, waiting, was_busy, undecided, left_waiting }
+        MySqlAcquisition {
+            database,
+            request,
+            place: None,
+            session: None,
+            waiting: None,
+            was_busy: false,
+            undecided: 0,
+            left_waiting: false,
+        }
     }
 
     fn try_ask(&mut self, asking: Asking) -> Result<Answer, NodeError> {
@@ -75,12 +87,9 @@ impl<'a> MySqlAcquisition<'a> {
         let mut session = match self.session.take() {
             Some(session) => session,
             None => {
-                let (pool, deadline) = (&self.database.locks, || self.deadline());
-                match self.request.places.and_then(ReservedPlaces::take) {
-                    Some(place) => pool.get_at(place, deadline)?,
-                    // All may be in use by locks, so a caller that does not wait fails at once.
-                    None => pool.get(self.request.wait_deadline, deadline)?,
-                }
+                let place = self.place()?;
+                // From now on, because the wait for the place can be long.
+                self.database.locks.get(place, self.deadline())?
             }
         };
         if self.left_waiting {
@@ -99,6 +108,20 @@ impl<'a> MySqlAcquisition<'a> {
             RowResult::Acquired(token) => self.granted(session, sent, token),
             other => self.not_granted(session, other, asking),
         }
+    }
+
+    /// Returns the place of this acquisition. All may be in use by locks, so a caller that does not
+    /// wait fails at once.
+    fn place(&mut self) -> Result<Arc<Place>, NodeError> {
+        if let Some(place) = &self.place {
+            return Ok(place.clone());
+        }
+        let AcquireRequest { places, wait_deadline, cancel, .. } = self.request;
+        let place = match places.and_then(ReservedPlaces::take) {
+            Some(place) => Arc::new(place),
+            None => self.database.locks.enter(wait_deadline, cancel)?,
+        };
+        Ok(self.place.insert(place).clone())
     }
 
     /// Waits in the server's queue. If the wait is long, reports the holder, and the next call goes

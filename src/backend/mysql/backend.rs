@@ -22,6 +22,7 @@ use crate::{
     },
     core::{
         ack::PendingAcks,
+        cancel::CancelToken,
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
@@ -203,8 +204,13 @@ impl Backend for MySqlBackend {
         Some(self.database.locks.size())
     }
 
-    fn reserve(&self, locks: u32, deadline: Moment) -> Result<ReservedPlaces, BackendError> {
-        self.database.locks.reserve(locks, deadline).map_err(BackendError::Node)
+    fn reserve(
+        &self,
+        locks: u32,
+        deadline: Moment,
+        cancel: Option<&CancelToken>,
+    ) -> Result<ReservedPlaces, BackendError> {
+        self.database.locks.reserve(locks, deadline, cancel).map_err(BackendError::Node)
     }
 
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {

@@ -79,7 +79,7 @@ impl Database {
         deadline: Moment,
         action: impl FnOnce(&mut Connection, Moment) -> Result<T, NodeError>,
     ) -> Result<T, NodeError> {
-        let mut session = self.control.get(deadline, || deadline)?;
+        let mut session = self.control.get(self.control.enter(deadline, None)?, deadline)?;
         let result = action(&mut session.connection, deadline);
         if result.is_ok() {
             self.control.put(session);

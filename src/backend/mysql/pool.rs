@@ -13,6 +13,7 @@ use crate::{
         checkout_queue::{CheckoutQueue, NoPlace, Place, ReservedPlaces, Urgency},
         error::{NodeError, NodeErrorKind},
     },
+    core::cancel::CancelToken,
     sys::{clock::Moment, sync::Mutex},
 };
 
@@ -31,7 +32,7 @@ pub(super) struct SessionPool {
 #[derive(Debug)]
 pub(super) struct PooledSession {
     session: Session,
-    _place: Place,
+    _place: Arc<Place>,
 }
 
 impl Deref for PooledSession {
@@ -59,24 +60,24 @@ impl SessionPool {
         self.size
     }
 
-    /// Waits for a place until `place_by`, and opens a session if none is idle. The deadline for
-    /// that is asked for when there is a place, because the wait can be long.
-    pub(super) fn get(
+    /// Waits for a place until `place_by`, or until `cancel` is cancelled.
+    pub(super) fn enter(
         &self,
         place_by: Moment,
-        deadline: impl FnOnce() -> Moment,
-    ) -> Result<PooledSession, NodeError> {
-        let place = self.queue.enter(Urgency::Other, place_by);
-        self.get_at(place.map_err(|reason| self.no_place(reason))?, deadline)
+        cancel: Option<&CancelToken>,
+    ) -> Result<Arc<Place>, NodeError> {
+        let place = self.queue.enter_unless(Urgency::Other, place_by, cancel);
+        place.map(Arc::new).map_err(|reason| self.no_place(reason))
     }
 
-    /// Waits for places for this many locks until `place_by`.
+    /// Waits for places for this many locks, in the same way.
     pub(super) fn reserve(
         &self,
         locks: u32,
         place_by: Moment,
+        cancel: Option<&CancelToken>,
     ) -> Result<ReservedPlaces, NodeError> {
-        let reserved = self.queue.enter_many(&self.several, locks, place_by);
+        let reserved = self.queue.enter_many(&self.several, locks, place_by, cancel);
         reserved.map_err(|reason| self.no_place(reason))
     }
 
@@ -89,10 +90,10 @@ impl SessionPool {
     }
 
     /// Returns a session for a place. Opens one if none is idle.
-    pub(super) fn get_at(
+    pub(super) fn get(
         &self,
-        place: Place,
-        deadline: impl FnOnce() -> Moment,
+        place: Arc<Place>,
+        deadline: Moment,
     ) -> Result<PooledSession, NodeError> {
         // The server has closed those that were idle for too long.
         while let Some(mut session) = self.take_idle()? {
@@ -100,7 +101,7 @@ impl SessionPool {
                 return Ok(PooledSession { session, _place: place });
             }
         }
-        let session = Session::open(&self.settings, deadline())?;
+        let session = Session::open(&self.settings, deadline)?;
         Ok(PooledSession { session, _place: place })
     }
 

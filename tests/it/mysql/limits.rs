@@ -5,12 +5,13 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
     time::Duration,
 };
 
-use distlock::{LockError, MySqlMgr};
+use distlock::{CancelToken, LockError, LockOptions, MySqlMgr};
 
-use super::{await_waits, config, create_table, kill_holder, manager, on_each_server};
+use super::{await_waits, config, create_table, kill_holder, manager, on_each_server, waits};
 use crate::{
     helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, spawn_call, timed},
     support::{Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually, mysql_servers},
@@ -76,6 +77,62 @@ fn calls_for_several_locks_share_few_connections() {
         let reason = "3 names need as many connections, and there are at most 2; raise \
                       MySqlConfig::max_connections";
         assert!(error.contains(reason), "{error}");
+    });
+}
+
+/// Goal: a call for several locks keeps the connections that it has reserved. Method: the one that
+/// waits for the first lock is ended, and another caller waits for any connection. If that caller
+/// got its place, none would be left for the second lock.
+///
+/// Fault: N235
+/// Promise: P6
+#[test]
+fn broken_connection_costs_a_call_no_reserved_place() {
+    on_each_server(|server| {
+        let mgr = MySqlMgr::new(config(server.url()).max_connections(2)).unwrap();
+        let guard = manager(server).lock("a").unwrap();
+        let both = spawn_call(&mgr, "a", |mgr, name| mgr.lock_all([name, "b"]).unwrap());
+        await_waits(server, 1);
+        let other = spawn_call(&mgr, "c", |mgr, name| mgr.lock(name).unwrap());
+        eventually("both wait", TEST_TIMEOUT, || mgr.metrics().waiting() == 2);
+        let (waiter, _) = waits(server)[0];
+        server.execute(&format!("KILL {waiter}"));
+        eventually("a new statement waits", TEST_TIMEOUT, || {
+            assert!(!other.is_finished(), "it has got the place of the other call");
+            matches!(*waits(server), [(new, _)] if new != waiter)
+        });
+        guard.release().unwrap().unwrap_released();
+        eventually("the call has both locks", TEST_TIMEOUT, || both.is_finished());
+        both.join().unwrap().release().unwrap().unwrap_released();
+        other.join().unwrap().release().unwrap().unwrap_released();
+    });
+}
+
+/// The timeout of operations is longer than the test lasts.
+///
+/// Fault: N236
+/// Promise: P6
+#[test]
+fn cancelled_call_does_not_wait_for_a_connection() {
+    on_each_server(|server| {
+        let mgr = MySqlMgr::new(config(server.url()).max_connections(2)).unwrap();
+        let guard = mgr.lock("a").unwrap();
+        let token = CancelToken::new();
+        let options = LockOptions::new().cancel(&token);
+        let (mgr2, with_token) = (mgr.clone(), options.clone());
+        let several = thread::spawn(move || mgr2.lock_all_with(["b", "c"], &with_token).map(drop));
+        // It has one place, and waits for the other one.
+        eventually("no place is left", TEST_TIMEOUT, || mgr.try_lock("d").is_err());
+        let one = spawn_call(&mgr, "d", move |mgr, name| mgr.lock_with(name, &options).map(drop));
+        eventually("one waits", TEST_TIMEOUT, || mgr.metrics().waiting() == 1);
+        token.cancel();
+        for call in [several, one] {
+            eventually("the call has ended", CALL_LIMIT, || call.is_finished());
+            let error = call.join().unwrap().unwrap_err();
+            assert!(error.is_cancelled(), "{error:?}");
+        }
+        guard.release().unwrap().unwrap_released();
+        mgr.lock("d").unwrap().release().unwrap().unwrap_released();
     });
 }
 
