@@ -171,6 +171,9 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// leases may be lost, it calls `renew_soon` with the ids of their claims.
     fn lease_renewals(self: Arc<Self>, renew_soon: RenewSoon) -> Box<dyn LeaseRenewals + Send>;
 
+    /// Called when the renewer has this lease, so that it can be asked to renew it soon.
+    fn on_registered(&self, _lease: &Lease) {}
+
     /// Whether the lock of a lease that has ended can be released without its caller.
     fn releases_in_background(&self) -> bool {
         true

@@ -203,7 +203,8 @@ impl Manager {
         }
         let lease = Arc::new(lease);
         let local = representative.map(|one| one.on_granted(lease.deadline()));
-        let registration = self.renewer.register(&lease, plan);
+        let registration =
+            self.renewer.register(&lease, plan).inspect(|_| self.backend.on_registered(&lease));
         Registered { lease, registration, plan, local, waited, contended }
     }
 

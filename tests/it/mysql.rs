@@ -2,6 +2,7 @@
 //! the connections and to the server's queue. `contract` has what all kinds of locks promise.
 
 mod holders;
+mod leases;
 mod limits;
 mod outages;
 #[cfg(feature = "tls")]

@@ -36,9 +36,9 @@ const UNDECIDED_MAX: u32 = 5;
 /// Time after which a waiter looks for the holder. Most waits for a busy lock are shorter, and a
 /// look for each would delay every hand-over.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
-/// Divisor of the ttl: the part of it that a wait may use up. After a longer wait, the lease is
-/// renewed before it is returned.
-const LONG_WAIT_DIVISOR: u32 = 10;
+/// Divisor of the claim window: the part of it that a wait may use up. After a longer wait, the
+/// lease is renewed before it is returned.
+const LONG_WAIT_DIVISOR: u32 = 4;
 
 pub(super) struct MySqlAcquisition<'a> {
     database: &'a Database,
@@ -105,7 +105,9 @@ impl<'a> MySqlAcquisition<'a> {
         let sent = clock::now();
         let reply = session.connection.query(&statement, self.deadline())?;
         match row_result(reply) {
-            RowResult::Acquired(token) => self.granted(session, sent, token),
+            RowResult::Acquired(token) => {
+                self.granted(session, sent, claim.ttl, token).map(Answer::Granted)
+            }
             other => self.not_granted(session, other, asking),
         }
     }
@@ -125,7 +127,8 @@ impl<'a> MySqlAcquisition<'a> {
     }
 
     /// Waits in the server's queue. If the wait is long, reports the holder, and the next call goes
-    /// on waiting.
+    /// on waiting. The server keeps the lock for the claim window only; otherwise a client that is
+    /// frozen or cut off, and gets its turn, would keep it for a whole ttl.
     fn await_row(&mut self, mut session: PooledSession) -> Result<Answer, NodeError> {
         let AcquireRequest { claim, wait_deadline, cancel, .. } = self.request;
         let (name, id) = (claim.key.lock_key(), claim.id.as_str());
@@ -133,8 +136,9 @@ impl<'a> MySqlAcquisition<'a> {
         let limit = (wait_deadline != Moment::NEVER).then(|| wait_deadline.duration_since(now));
         let table = &self.database.table;
         let is_mariadb = session.connection.is_mariadb();
-        let statement =
-            session.prepare_lease(claim.ttl) + &table.await_row(name, id, limit, is_mariadb);
+        let statement = session.prepare_wait(self.request.claim_window)
+            + &table.await_row(name, id, limit, is_mariadb);
+        session.notice_silence();
         let wait = self.database.waits.enter(&session.connection, cancel);
         let wait = wait.map_err(NodeError::not_sent)?;
         let sent = clock::now();
@@ -155,48 +159,54 @@ impl<'a> MySqlAcquisition<'a> {
     }
 
     /// Handles the reply to a statement that waited. The grant may have lain unread, so the lease
-    /// counts from that request, or if it is long past, from one more.
+    /// counts from that request, and is confirmed later, or if that request is long past, from one
+    /// more.
     fn end_wait(
         &mut self,
         waiting: Waiting<'_>,
         reply: Vec<StatementResult>,
     ) -> Result<Answer, NodeError> {
-        let claim = self.request.claim;
-        let Waiting { mut session, wait, mut sent } = waiting;
+        let AcquireRequest { claim, claim_window, .. } = self.request;
+        let Waiting { mut session, wait, sent } = waiting;
         self.left_waiting = false;
         drop(wait);
         match row_result(reply) {
             RowResult::Acquired(token) => {
-                let now = clock::now();
-                if now.duration_since(sent) > claim.ttl / LONG_WAIT_DIVISOR {
-                    sent = now;
-                    let connection = &mut session.connection;
-                    let reply = connection.query(RENEW, self.deadline_after_wait())?;
-                    if !is_renewed(&reply, connection.id())? {
-                        return Err(unexpected("it does not keep the transaction of a lock"));
-                    }
-                }
                 session.note_wait_for(claim.key.lock_key());
-                self.granted(session, sent, token)
+                let now = clock::now();
+                if now.duration_since(sent) <= claim_window / LONG_WAIT_DIVISOR {
+                    let grant = self.granted(session, sent, claim_window, token)?;
+                    return Ok(Answer::Granted(Grant { provisional: true, ..grant }));
+                }
+                let renewal = session.prepare_lease(claim.ttl) + RENEW;
+                let connection = &mut session.connection;
+                let reply = connection.query(&renewal, self.deadline())?;
+                if !is_renewed(&reply, connection.id())? {
+                    return Err(unexpected("it does not keep the transaction of a lock"));
+                }
+                self.granted(session, now, claim.ttl, token).map(Answer::Granted)
             }
             other => self.not_granted(session, other, Asking::Try),
         }
     }
 
+    /// Keeps a lock that the server keeps for `lease` after the request that was sent at `sent`.
     fn granted(
-        &mut self,
-        session: PooledSession,
+        &self,
+        mut session: PooledSession,
         sent: Moment,
+        lease: Duration,
         token: u64,
-    ) -> Result<Answer, NodeError> {
+    ) -> Result<Grant, NodeError> {
         let claim = self.request.claim;
-        let deadline = deadline_from_sent(sent, claim.ttl);
+        let deadline = deadline_from_sent(sent, lease);
         if deadline <= clock::now() {
             // Without the session, the server rolls back.
             return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
         }
-        self.database.hold(claim.id.as_str(), session);
-        Ok(Answer::Granted(Grant::of_one_server(token, deadline, clock::now())))
+        session.bear_silence(claim.ttl);
+        self.database.held.insert(claim.id.as_str(), session);
+        Ok(Grant::of_one_server(token, deadline, clock::now()))
     }
 
     fn not_granted(
@@ -205,8 +215,8 @@ impl<'a> MySqlAcquisition<'a> {
         result: RowResult,
         asking: Asking,
     ) -> Result<Answer, NodeError> {
-        let name = self.request.claim.key.lock_key();
-        let deadline = self.deadline_after_wait();
+        let AcquireRequest { claim, .. } = self.request;
+        let (name, deadline) = (claim.key.lock_key(), self.deadline());
         let holder = match result {
             RowResult::Busy => {
                 self.was_busy = true;
@@ -216,8 +226,10 @@ impl<'a> MySqlAcquisition<'a> {
                     let next = NextStep::AskAgainAt(clock::now());
                     return Ok(Answer::Contended(Contention { holder: None, next }));
                 }
-                let connection = &mut session.connection;
-                let holder = inspect::holder(&self.database.table, connection, name, deadline);
+                // Without the usual lease, the server would soon close the idle connection.
+                let lease = session.prepare_lease(claim.ttl);
+                let (table, connection) = (&self.database.table, &mut session.connection);
+                let holder = inspect::holder(table, connection, &lease, name, deadline);
                 if holder.as_ref().is_err_and(is_table_locked) {
                     return Ok(self.contended(session, None, asking));
                 }
@@ -294,11 +306,6 @@ impl<'a> MySqlAcquisition<'a> {
     /// Deadline of a request that does not wait.
     fn deadline(&self) -> Moment {
         clock::now().saturating_add(self.timeout()).min(self.request.call_deadline)
-    }
-
-    /// Deadline of the requests that end a wait.
-    fn deadline_after_wait(&self) -> Moment {
-        clock::now().saturating_add(self.timeout())
     }
 }
 

@@ -116,7 +116,10 @@ impl MySqlBackend {
         deadline: Moment,
     ) -> std::result::Result<Released, NodeError> {
         let mut session = held.session;
-        let statement = self.database.table.release(claim.key.lock_key(), claim.id.as_str());
+        let release = self.database.table.release(claim.key.lock_key(), claim.id.as_str());
+        // Without the usual lease, the server would soon close the idle connection.
+        let lease = session.prepare_lease(claim.ttl);
+        let statement = [&release, ";", &lease].concat();
         let reply = session.query_after_owed(&statement, deadline);
         match reply.and_then(|reply| is_released(&reply)) {
             Ok(true) => {
@@ -262,6 +265,10 @@ impl Backend for MySqlBackend {
             }
         }
         Box::new(MySqlRenewals(self.database.clone()))
+    }
+
+    fn on_registered(&self, lease: &Lease) {
+        self.database.held.watch(lease.claim.id.as_str(), self.database.watch.get());
     }
 
     /// The connection that holds the lock commits in one exchange, which is on its way at once.

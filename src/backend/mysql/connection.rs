@@ -400,4 +400,4 @@ impl fmt::Debug for Connection {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

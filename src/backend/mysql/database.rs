@@ -7,15 +7,8 @@ use std::{
 };
 
 use super::{
-    connection::Connection,
-    held::HeldLocks,
-    inspect,
-    loss_watch::LossWatch,
-    outcome::check,
-    pool::{PooledSession, SessionPool},
-    session::SessionSettings,
-    statement::Table,
-    waits::Waits,
+    connection::Connection, held::HeldLocks, inspect, loss_watch::LossWatch, outcome::check,
+    pool::SessionPool, session::SessionSettings, statement::Table, waits::Waits,
 };
 use crate::{
     backend::error::NodeError,
@@ -87,18 +80,13 @@ impl Database {
         result
     }
 
-    /// Keeps the session of a lock that has been acquired.
-    pub(super) fn hold(&self, id: &str, session: PooledSession) {
-        self.held.insert(id, session, self.watch.get());
-    }
-
     pub(super) fn holder(
         &self,
         key: &LockKey,
         deadline: Moment,
     ) -> Result<Option<Holder>, NodeError> {
         self.with_control(deadline, |connection, deadline| {
-            inspect::holder(&self.table, connection, key.lock_key(), deadline)
+            inspect::holder(&self.table, connection, "", key.lock_key(), deadline)
         })
     }
 }

@@ -30,17 +30,20 @@ pub(super) struct HeldSession {
 }
 
 impl HeldLocks {
-    /// Keeps a session, and has its connection watched. The watch begins under the mutex, so that
-    /// it finds the session here; it does not block.
-    pub(super) fn insert(&self, id: &str, mut session: PooledSession, watch: Option<&LossWatch>) {
-        let mut slots = self.slots.lock();
-        if let Some(watch) = watch {
-            session.watch(watch);
-        }
-        let replaced =
-            slots.insert(id.into(), Some(Box::new(HeldSession { session, renewal_sent: None })));
-        drop(slots);
+    /// Keeps a session.
+    pub(super) fn insert(&self, id: &str, session: PooledSession) {
+        let held = Box::new(HeldSession { session, renewal_sent: None });
+        let replaced = self.slots.lock().insert(id.into(), Some(held));
         drop(replaced);
+    }
+
+    /// Has the connection of a session watched. Reports a connection that is closed already. The
+    /// watch begins under the mutex, so that it finds the session here; it does not block. If a
+    /// renewal uses the session, the watch begins when it is put back.
+    pub(super) fn watch(&self, id: &str, watch: Option<&LossWatch>) {
+        if let (Some(watch), Some(Some(held))) = (watch, self.slots.lock().get_mut(id)) {
+            held.session.watch(watch);
+        }
     }
 
     /// The ids that are held on these connections, unless they are being renewed, which notices
@@ -58,11 +61,18 @@ impl HeldLocks {
         self.slots.lock().get_mut(id)?.take()
     }
 
-    /// Ends a renewal. With `None`, the lock is lost.
-    pub(super) fn put_back(&self, id: &str, held: Option<Box<HeldSession>>) {
+    /// Ends a renewal. With `None`, the lock is lost. The watch begins again, because it reports
+    /// the end of a connection once, and may have done so while the renewal used the session.
+    pub(super) fn put_back(
+        &self,
+        id: &str,
+        held: Option<Box<HeldSession>>,
+        watch: Option<&LossWatch>,
+    ) {
         let mut slots = self.slots.lock();
         let unused = match (slots.get_mut(id), held) {
-            (Some(slot), Some(held)) => {
+            (Some(slot), Some(mut held)) => {
+                watch.into_iter().for_each(|watch| held.session.watch(watch));
                 *slot = Some(held);
                 None
             }
@@ -102,5 +112,50 @@ impl HeldLocks {
     pub(super) fn close(&self) {
         let slots = std::mem::take(&mut *self.slots.lock());
         drop(slots);
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::{
+        sync::{Arc, mpsc},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::backend::mysql::connection::tests::connected;
+
+    /// Before the renewer knows the lease, and after a renewal has read its reply, nothing but the
+    /// watch can show the end of a connection until the next renewal.
+    ///
+    /// Fault: N242
+    /// Promise: P7
+    #[test]
+    fn connection_that_ends_unobserved_is_reported() {
+        let held = Arc::new(HeldLocks::default());
+        let (sender, reports) = mpsc::channel();
+        let known = held.clone();
+        let watch = LossWatch::start(Box::new(move |closed| {
+            let ids = known.ids_of(&closed.iter().copied().collect());
+            sender.send(ids.iter().map(|id| id.to_string()).collect::<Vec<_>>()).unwrap();
+        }));
+        let watch = Some(&watch.unwrap());
+        let next = || reports.recv_timeout(Duration::from_secs(60)).unwrap();
+
+        let (connection, server) = connected();
+        held.insert("new", PooledSession::of(connection));
+        drop(server);
+        held.watch("new", watch);
+        assert_eq!(next(), ["new"]);
+        held.discard("new");
+
+        let (connection, server) = connected();
+        held.insert("renewed", PooledSession::of(connection));
+        held.watch("renewed", watch);
+        let lent = held.check_out("renewed");
+        drop(server);
+        assert!(next().is_empty(), "the renewal uses it");
+        held.put_back("renewed", lent, watch);
+        assert_eq!(next(), ["renewed"]);
     }
 }

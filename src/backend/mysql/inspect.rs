@@ -17,14 +17,16 @@ use crate::{
 /// Maximum number of waiters that are named for a lock.
 const WAITERS_MAX: usize = 100;
 
-/// Returns the holder of a lock.
+/// Returns the holder of a lock. Runs the statements `before` first, in the same exchange.
 pub(super) fn holder(
     table: &Table,
     connection: &mut Connection,
+    before: &str,
     name: &str,
     deadline: Moment,
 ) -> Result<Option<Holder>, NodeError> {
-    let found = rows(connection.query(&table.inspect(name), deadline)?)?;
+    let statement = [before, &table.inspect(name)].concat();
+    let found = rows(connection.query(&statement, deadline)?)?;
     Ok(holder_in(&found, 0, None))
 }
 

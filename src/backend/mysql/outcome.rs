@@ -90,6 +90,7 @@ pub(super) fn is_released(reply: &[StatementResult]) -> Result<bool, NodeError> 
         [
             StatementResult::Done { affected_rows, in_transaction: was_open, .. },
             StatementResult::Done { in_transaction: still_open, .. },
+            ..,
         ] => Ok(*affected_rows == 1 && *was_open && !*still_open),
         _ => Err(unexpected("it replied to a release with something else")),
     }
@@ -99,7 +100,7 @@ pub(super) fn is_released(reply: &[StatementResult]) -> Result<bool, NodeError> 
 pub(super) fn is_renewed(reply: &[StatementResult], connection: u64) -> Result<bool, NodeError> {
     check(reply)?;
     match reply {
-        [StatementResult::Rows { rows, in_transaction }] => {
+        [.., StatementResult::Rows { rows, in_transaction }] => {
             let is_writable = is_writable(text(rows, 0, 1));
             Ok(*in_transaction && number(rows, 0, 0) == Some(connection) && is_writable)
         }

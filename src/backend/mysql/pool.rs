@@ -49,6 +49,14 @@ impl DerefMut for PooledSession {
     }
 }
 
+#[cfg(test)]
+impl PooledSession {
+    pub(super) fn of(connection: super::connection::Connection) -> PooledSession {
+        let place = Arc::new(CheckoutQueue::new(1)).enter(Urgency::Other, Moment::NEVER);
+        PooledSession { session: Session::new(connection, 1), _place: Arc::new(place.unwrap()) }
+    }
+}
+
 impl SessionPool {
     pub(super) fn new(settings: Arc<SessionSettings>, size: u32) -> SessionPool {
         let queue = Arc::new(CheckoutQueue::new(size));

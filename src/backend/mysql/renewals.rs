@@ -9,12 +9,13 @@ use crate::{
         error::{BackendError, NodeError, NodeErrorKind},
         transport::{Transport, poll_readable},
     },
-    core::{lease::Lease, lock_lost::LockLost, validity::deadline_from_sent},
+    core::{
+        lease::{Lease, LeaseEnd},
+        lock_lost::LockLost,
+        validity::deadline_from_sent,
+    },
     sys::clock::{self, Moment},
 };
-
-/// Maximum number of lost leases for which a pass asks for the new holder.
-const LOOKS_MAX: usize = 8;
 
 pub(super) struct MySqlRenewals(pub(super) Arc<Database>);
 
@@ -27,22 +28,21 @@ struct Pending {
 
 impl LeaseRenewals for MySqlRenewals {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
-        let held = &self.0.held;
+        let (held, watch) = (&self.0.held, self.0.watch.get());
         let timeout = (limits.least_left / 2).min(self.0.operation_timeout);
         let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
         let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
         let mut renewals: Vec<_> = leases.iter().map(unconfirmed).collect();
-        let mut lost = Vec::new();
         let mut pending = Vec::new();
         for (index, lease) in leases.iter().enumerate() {
             match held.check_out(lease.claim.id.as_str()) {
-                Some(held) => match send(held) {
+                Some(held) => match send(held, lease) {
                     Some((held, sent)) => pending.push(Pending { index, held, sent }),
-                    None => lost.push(index),
+                    None => renewals[index] = self.lose(lease),
                 },
                 // Released meanwhile, or lost.
                 None if lease.ended().is_some() => {}
-                None => lost.push(index),
+                None => renewals[index] = self.lose(lease),
             }
         }
         let mut check_at = Some(clock::now());
@@ -67,9 +67,9 @@ impl LeaseRenewals for MySqlRenewals {
                         let until = deadline_from_sent(one.sent, lease.claim.ttl);
                         let until = until.max(lease.deadline());
                         renewals[one.index] = Renewal::Confirmed { until, sent: one.sent };
-                        held.put_back(lease.claim.id.as_str(), Some(one.held));
+                        held.put_back(lease.claim.id.as_str(), Some(one.held), watch);
                     }
-                    Some(false) => lost.push(one.index),
+                    Some(false) => renewals[one.index] = self.lose(lease),
                     None => pending.push(one),
                 }
             }
@@ -81,13 +81,7 @@ impl LeaseRenewals for MySqlRenewals {
         let timed_out = !pending.is_empty();
         for one in pending {
             // The reply may still come. The next renewal reads it.
-            held.put_back(leases[one.index].claim.id.as_str(), Some(one.held));
-        }
-        for (looks, index) in lost.into_iter().enumerate() {
-            let lease = leases[index];
-            held.put_back(lease.claim.id.as_str(), None);
-            let why = why_lost(&self.0, lease, looks < LOOKS_MAX, deadline);
-            renewals[index] = Renewal::Lost { why, leaves_residue: false };
+            held.put_back(leases[one.index].claim.id.as_str(), Some(one.held), watch);
         }
         let error = || NodeError::outcome_unknown(NodeErrorKind::TimedOut);
         let failure = timed_out.then(|| BackendError::Node(error()));
@@ -99,14 +93,26 @@ impl LeaseRenewals for MySqlRenewals {
     }
 }
 
+impl MySqlRenewals {
+    /// Ends a lease whose connection does not keep the lock any more. At once, because the replies
+    /// for other leases can take a while.
+    fn lose(&self, lease: &Lease) -> Renewal {
+        lease.end(LeaseEnd::Lost(LockLost::ConnectionLost));
+        self.0.held.put_back(lease.claim.id.as_str(), None, None);
+        Renewal::Lost { why: LockLost::ConnectionLost, leaves_residue: false }
+    }
+}
+
 /// Sends a renewal, unless the last one has no reply yet. `None` if the connection is broken.
-fn send(mut held: Box<HeldSession>) -> Option<(Box<HeldSession>, Moment)> {
+fn send(mut held: Box<HeldSession>, lease: &Lease) -> Option<(Box<HeldSession>, Moment)> {
     if let Some(sent) = held.renewal_sent {
         return Some((held, sent));
     }
+    // After a wait, the server keeps the lock only for the claim window.
+    let renewal = held.session.prepare_lease(lease.claim.ttl) + RENEW;
     let sent = clock::now();
     // The request is smaller than any socket's buffer, which is empty.
-    held.session.connection.send(RENEW, sent).ok()?;
+    held.session.connection.send(&renewal, sent).ok()?;
     held.renewal_sent = Some(sent);
     Some((held, sent))
 }
@@ -122,16 +128,5 @@ fn receive(one: &mut Pending) -> Option<bool> {
             Some(is_renewed(&reply, id).unwrap_or(false))
         }
         Err(_) => Some(false),
-    }
-}
-
-/// Why a lease was lost whose connection is closed.
-fn why_lost(database: &Database, lease: &Lease, look: bool, deadline: Moment) -> LockLost {
-    let taken = look.then(|| database.holder(&lease.claim.key, deadline).ok().flatten()).flatten();
-    match taken {
-        Some(holder) if holder.id() != lease.claim.id.as_str() => {
-            LockLost::Taken { by: Box::new(holder) }
-        }
-        _ => LockLost::ConnectionLost,
     }
 }

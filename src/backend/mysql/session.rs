@@ -8,10 +8,13 @@ use super::{
     loss_watch::LossWatch,
     outcome::{self, cluster_in, is_writable, number, rows, text, unexpected},
     packet::StatementResult,
-    statement::{Table, open_session, set_lease_seconds},
+    statement::{Table, open_session, set_idle_seconds, set_lease_seconds},
 };
 use crate::{
-    backend::error::{NodeError, NodeErrorKind},
+    backend::{
+        error::{NodeError, NodeErrorKind},
+        transport::{SILENCE_MAX, bear_silence},
+    },
     sys::clock::{self, Moment},
 };
 
@@ -29,8 +32,12 @@ const BUSY_MEMORY: Duration = Duration::from_secs(1);
 pub(super) struct Session {
     pub(super) connection: Connection,
     /// Time without a request after which the server closes the connection.
+    idle_seconds: u64,
+    /// Time without a further byte of a request after which it does so.
     lease_seconds: u64,
     is_watched: bool,
+    /// Time for which the path to the server may be broken before the system closes the connection.
+    silence_max: Duration,
     /// The lock for which this connection has waited last, and when it got it.
     waited_for: Option<(Box<str>, Moment)>,
 }
@@ -55,7 +62,18 @@ impl Session {
         let setup = open_session(&settings.table, lease_seconds, connection.is_mariadb());
         let reply = connection.query(&setup, deadline)?;
         check_server(reply, connection.id(), lease_seconds, settings.allow_cluster)?;
-        Ok(Session { connection, lease_seconds, is_watched: false, waited_for: None })
+        Ok(Session::new(connection, lease_seconds))
+    }
+
+    pub(super) fn new(connection: Connection, lease_seconds: u64) -> Session {
+        Session {
+            connection,
+            idle_seconds: lease_seconds,
+            lease_seconds,
+            is_watched: false,
+            silence_max: SILENCE_MAX,
+            waited_for: None,
+        }
     }
 
     pub(super) fn note_wait_for(&mut self, name: &str) {
@@ -99,14 +117,42 @@ impl Session {
         self.connection.query(statement, deadline)
     }
 
+    /// Lets the connection last while the server keeps the lock of a lease with this ttl, because
+    /// the end of the connection would end the lock.
+    pub(super) fn bear_silence(&mut self, ttl: Duration) {
+        let longest = ttl.max(SILENCE_MAX);
+        if longest != self.silence_max
+            && let Some(transport) = self.connection.transport()
+        {
+            bear_silence(transport, longest);
+            self.silence_max = longest;
+        }
+    }
+
+    /// Lets the system close the connection soon if the path to the server is broken, for a wait
+    /// without a limit.
+    pub(super) fn notice_silence(&mut self) {
+        self.bear_silence(SILENCE_MAX);
+    }
+
     /// What to send before anything else so that the server keeps a lock for `ttl`; or nothing.
     pub(super) fn prepare_lease(&mut self, ttl: Duration) -> String {
         let needed = lease_seconds(ttl);
         if needed == self.lease_seconds {
+            return self.prepare_wait(ttl);
+        }
+        (self.lease_seconds, self.idle_seconds) = (needed, needed);
+        set_lease_seconds(needed) + ";"
+    }
+
+    /// What to send before a wait so that the server keeps the lock for `window` after its grant.
+    pub(super) fn prepare_wait(&mut self, window: Duration) -> String {
+        let needed = lease_seconds(window);
+        if needed == self.idle_seconds {
             return String::new();
         }
-        self.lease_seconds = needed;
-        set_lease_seconds(needed) + ";"
+        self.idle_seconds = needed;
+        set_idle_seconds(needed) + ";"
     }
 }
 

@@ -230,6 +230,11 @@ pub(super) fn read_state(lease_seconds: u64) -> String {
 }
 
 /// Makes the server close this connection after this time without a request.
+pub(super) fn set_idle_seconds(seconds: u64) -> String {
+    format!("SET SESSION wait_timeout={seconds}")
+}
+
+/// Does the same, and also for a request of which only a part has arrived.
 pub(super) fn set_lease_seconds(lease_seconds: u64) -> String {
     format!(
         "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\

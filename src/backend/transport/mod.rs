@@ -21,6 +21,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
 use self::socket::Socket;
+#[cfg(feature = "mysql")]
+pub(crate) use self::tcp::SILENCE_MAX;
 #[cfg(feature = "tls")]
 pub use self::tls::ServerCertificates;
 #[cfg(feature = "tls")]
@@ -161,6 +163,16 @@ pub(crate) fn secure(
     let socket = transport.into_socket().ok_or(io::ErrorKind::Unsupported)?;
     // Its name is always known: it is part of the URL.
     security.connect(socket, None, deadline)
+}
+
+/// Lets the path to the peer be broken for this long before the system closes the connection.
+#[cfg(feature = "mysql")]
+pub(crate) fn bear_silence(transport: &dyn Transport, longest: Duration) {
+    match transport.poll_handle() {
+        PollHandle::Descriptor(descriptor) => tcp::bear_silence(descriptor, longest),
+        #[cfg(feature = "testing")]
+        PollHandle::Simulated(_) => {}
+    }
 }
 
 /// Creates a transport for wakeups.

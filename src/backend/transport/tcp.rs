@@ -11,6 +11,26 @@ use rustix::{io::Errno, net::sockopt};
 
 use crate::sys::clock::{self, Moment};
 
+/// Time after which a connection counts as broken if the peer acknowledges nothing.
+#[cfg(any(target_os = "linux", feature = "mysql"))]
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(15);
+
+/// Sets this time for a connection. Linux then ignores the number of keep-alive probes.
+#[cfg(feature = "mysql")]
+pub(super) fn bear_silence(stream: impl AsFd, longest: Duration) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = sockopt::set_tcp_user_timeout(stream, millis(longest)) {
+        log_safely!(debug, "could not set TCP_USER_TIMEOUT: {error}");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (stream, longest);
+}
+
+#[cfg(target_os = "linux")]
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
 pub(super) fn connect(address: &SocketAddr, deadline: Moment) -> io::Result<OwnedFd> {
     let left = deadline.duration_since(clock::now());
     let stream = TcpStream::connect_timeout(address, left.max(Duration::from_micros(1)))?;
@@ -28,13 +48,13 @@ fn set_options(stream: &impl AsFd) -> Vec<(&'static str, Errno)> {
         ("TCP_NODELAY", sockopt::set_tcp_nodelay(stream, true)),
         ("SO_KEEPALIVE", sockopt::set_socket_keepalive(stream, true)),
         #[cfg(target_os = "linux")]
-        ("TCP_KEEPIDLE", sockopt::set_tcp_keepidle(stream, Duration::from_secs(15))),
+        ("TCP_KEEPIDLE", sockopt::set_tcp_keepidle(stream, SILENCE_MAX)),
         #[cfg(target_os = "linux")]
         ("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))),
         #[cfg(target_os = "linux")]
         ("TCP_KEEPCNT", sockopt::set_tcp_keepcnt(stream, 3)),
         #[cfg(target_os = "linux")]
-        ("TCP_USER_TIMEOUT", sockopt::set_tcp_user_timeout(stream, 15_000)),
+        ("TCP_USER_TIMEOUT", sockopt::set_tcp_user_timeout(stream, millis(SILENCE_MAX))),
     ];
     asked.into_iter().filter_map(|(option, set)| Some((option, set.err()?))).collect()
 }

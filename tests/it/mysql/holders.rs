@@ -92,6 +92,23 @@ fn end_of_the_connection_is_noticed_without_a_renewal() {
     });
 }
 
+/// The statements that look for a holder get no reply.
+///
+/// Fault: N241
+/// Promise: P7
+#[test]
+fn lost_lock_is_reported_without_a_look_for_the_next_holder() {
+    on_each_server(|server| {
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        proxy.on_request(contains("READ UNCOMMITTED"), Fault::SwallowRequest).forever();
+        kill_holder(server, "x");
+        let why = completes_within(CALL_LIMIT, "the notice", || expect_loss(&guard));
+        assert_eq!(why, LockLost::ConnectionLost);
+    });
+}
+
 /// Fault: N157
 #[test]
 fn force_release_succeeds_if_the_holder_ends_meanwhile() {

@@ -17,7 +17,7 @@ fn greeting(plugin: &[u8]) -> Vec<u8> {
 }
 
 /// The other side of a connection.
-struct Server(Link);
+pub(in crate::backend::mysql) struct Server(Link);
 
 impl Server {
     fn send(&mut self, packets: &[(u8, &[u8])]) {
@@ -32,7 +32,7 @@ impl Server {
 }
 
 /// A connection that has signed in, and its server.
-fn connected() -> (Connection, Server) {
+pub(in crate::backend::mysql) fn connected() -> (Connection, Server) {
     let (ours, theirs) = pair().unwrap();
     let endpoint = MySqlEndpoint::parse("mysql://app:secret@h/shop").unwrap();
     let mut server = Server(Link::new(theirs));
