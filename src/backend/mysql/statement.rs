@@ -198,9 +198,11 @@ impl Table {
 
 /// Settings of a new connection, and what it then reports: its id, the idle timeout as set, the
 /// version, whether the server is read-only, the engine of the table, and the variables of clusters
-/// with several primaries. The time zone is fixed because a local hour can repeat itself, and
-/// tokens follow the clock. In a transaction, MariaDB would prefer its own limits for idle
-/// transactions to the idle timeout: a shorter one would end locks, and a longer one keep them.
+/// with several primaries. What a server may set for all sessions is fixed where it changes what
+/// these statements do: `completion_type` adds to `COMMIT`, and modes change what literals mean.
+/// The time zone is fixed because a local hour can repeat itself, and tokens follow the clock. In a
+/// transaction, MariaDB would prefer its own limits for idle transactions to the idle timeout: a
+/// shorter one would end locks, and a longer one keep them.
 pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) -> String {
     let no_limits = if is_mariadb {
         "max_statement_time=0,idle_transaction_timeout=0,idle_write_transaction_timeout=0,\
@@ -211,7 +213,8 @@ pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) 
     format!(
         "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\
          net_write_timeout={lease_seconds},innodb_lock_wait_timeout={NO_LIMIT_S},\
-         lock_wait_timeout={TABLE_WAIT_S},autocommit=1,time_zone='+00:00',{no_limits};\
+         lock_wait_timeout={TABLE_WAIT_S},autocommit=1,completion_type=0,\
+         sql_mode='STRICT_ALL_TABLES',time_zone='+00:00',{no_limits};\
          SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;\
          SELECT CONNECTION_ID(),@@session.wait_timeout,@@version,@@global.read_only;\
          {};\

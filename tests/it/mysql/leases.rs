@@ -1,7 +1,7 @@
 //! Leases: of waiters, which have the lock for a claim window first, and of holders whose network
 //! is broken, or whose server has unusual settings.
 
-use std::{fs, net::SocketAddr, os::fd::OwnedFd, time::Duration};
+use std::{fs, net::SocketAddr, os::fd::OwnedFd, thread, time::Duration};
 
 use distlock::{LockError, LockGuard, MySqlMgr};
 use rustix::{
@@ -174,4 +174,35 @@ fn call_ends_one_timeout_after_its_wait_at_the_latest() {
         assert!(took < SECOND + TIMEOUT + 3 * SECOND, "{took:?}");
         guard.release().unwrap().unwrap_released();
     });
+}
+
+/// Settings that a server may have, each of which changes what statements mean.
+///
+/// Fault: N240
+#[test]
+fn unusual_settings_of_the_server_change_nothing() {
+    let settings = [
+        "--completion-type=CHAIN",
+        "--completion-type=RELEASE",
+        "--sql-mode=ORACLE",
+        "--sql-mode=EMPTY_STRING_IS_NULL",
+        "--sql-mode=ANSI",
+    ];
+    for setting in settings {
+        let server = MySqlServer::builder().arg(setting).start();
+        create_table(&server);
+        let mgr = manager(&server);
+        thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    for _ in 0..3 {
+                        let guard = mgr.lock("x").unwrap();
+                        guard.release().unwrap().unwrap_released();
+                    }
+                });
+            }
+        });
+        mgr.prune(Duration::ZERO).unwrap();
+        assert_eq!((mgr.metrics().lost(), mgr.metrics().failed()), (0, 0), "{setting}");
+    }
 }
