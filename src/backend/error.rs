@@ -43,7 +43,7 @@ pub(crate) enum NodeErrorKind {
     Protocol(String),
     /// The server speaks another protocol. Its first bytes, escaped.
     NotRedis(String),
-    /// A connection was opened, and the server did not begin as MySQL servers do.
+    /// A connection was opened, and the server did not begin in time as MySQL servers do.
     #[cfg(feature = "mysql")]
     NoGreeting,
     /// A quorum granted the lock, but repeatedly with different fencing tokens.
@@ -277,7 +277,7 @@ impl fmt::Display for NodeErrorKind {
             }
             #[cfg(feature = "mysql")]
             NodeErrorKind::NoGreeting => {
-                f.write_str("it sends no greeting, as every MySQL server does")
+                f.write_str("it sent no greeting in time: it hangs, or is no MySQL server")
             }
             NodeErrorKind::PoolExhausted { .. } => f.write_str("all pooled connections are in use"),
             NodeErrorKind::Closed => f.write_str("the lock manager has been shut down"),
@@ -422,8 +422,6 @@ impl BackendError {
             reason => {
                 let advice = match reason {
                     NodeErrorKind::NotRedis(_) => CHECK_ADDRESS,
-                    #[cfg(feature = "mysql")]
-                    NodeErrorKind::NoGreeting => CHECK_ADDRESS,
                     // Its text says what to do.
                     NodeErrorKind::ShortLease(_) => "",
                     _ if !is_transient => "",

@@ -176,9 +176,10 @@ impl Worker {
         }
         let cause = failure.map(|error| error.to_string());
         if let Some(why) = &cause
+            && !failed.is_empty()
             && !mem::replace(&mut logged.failure, true)
         {
-            let (server, locks) = (self.context.backend.label(), batch.len());
+            let (server, locks) = (self.context.backend.label(), failed.len());
             log_safely!(warn, "could not renew {locks} locks at {server}: {why}");
         }
         let went_well = cause.is_none();
