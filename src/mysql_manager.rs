@@ -59,7 +59,8 @@ impl MySqlMgr {
     ///
     /// [`InvalidConfig`](LockError::InvalidConfig) if a setting is out of range, or if the server
     /// is a member of a cluster with several primaries, or behind a proxy that shares connections.
-    /// [`Refused`](LockError::Refused) if the server refuses the user.
+    /// [`Refused`](LockError::Refused) if the server refuses the user. [`Tls`](LockError::Tls) if
+    /// its certificate is not trusted, or it offers no TLS although the configuration asks for it.
     pub fn new(config: MySqlConfig) -> Result<MySqlMgr> {
         if !fork::claim_process() {
             return Err(LockError::Forked);
@@ -83,9 +84,11 @@ impl MySqlMgr {
     }
 
     /// Deletes the rows of locks that nobody holds, and that nobody has acquired for `age`. Returns
-    /// their number. A row stays in the table after its lock was released, with the last fencing
-    /// token. The tokens of a lock whose row was deleted go on from the server's clock, so they
-    /// still rise as long as that clock is not set back by more than `age`.
+    /// their number. Reads the whole table, a thousand rows at a time; each exchange with the
+    /// server takes at most one operation timeout. A row stays in the table after its lock was
+    /// released, with the last fencing token. The tokens of a lock whose row was deleted go on from
+    /// the server's clock, so they still rise as long as that clock is not set back by more than
+    /// `age`.
     pub fn prune(&self, age: Duration) -> Result<u64> {
         self.handle.manager()?;
         self.backend.prune(age)

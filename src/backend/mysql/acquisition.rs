@@ -103,7 +103,11 @@ impl<'a> MySqlAcquisition<'a> {
         let statement =
             session.prepare_lease(claim.ttl) + &self.database.table.try_acquire(name, id);
         let sent = clock::now();
-        let reply = session.connection.query(&statement, self.deadline())?;
+        let reply = session.connection.query(&statement, self.deadline()).inspect_err(|error| {
+            // Its update may wait: another client can have created and locked a row that was absent
+            // a moment before.
+            self.left_waiting = error.is_timeout();
+        })?;
         match row_result(reply) {
             RowResult::Acquired(token) => {
                 self.granted(session, sent, claim.ttl, token).map(Answer::Granted)

@@ -5,14 +5,15 @@ use std::{collections::HashSet, io, sync::Arc, time::Duration};
 use super::{
     acquisition::MySqlAcquisition,
     cleanup::{self, WaitCleaner},
+    connection::Connection,
     database::Database,
     held::HeldSession,
     inspect,
     loss_watch::LossWatch,
-    outcome::{check, is_no_connection, is_released, rows},
+    outcome::{bytes, check, is_no_connection, is_released, number, rows},
     renewals::MySqlRenewals,
     session::SessionSettings,
-    statement::{UNUSED_MAX, kill},
+    statement::{PRUNE_ROWS_MAX, kill},
 };
 use crate::{
     backend::{
@@ -21,7 +22,6 @@ use crate::{
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
-        ack::PendingAcks,
         cancel::CancelToken,
         claim::{Claim, Residue},
         holder::Holder,
@@ -78,34 +78,54 @@ impl MySqlBackend {
     }
 
     /// Deletes the rows of locks that nobody holds, and that nobody has acquired for `age`. Returns
-    /// their number. Ends with a batch that is not full, because locks in use leave more such rows
-    /// all the time.
+    /// their number. Goes through the table once, by name, a part at a time.
     pub(crate) fn prune(&self, age: Duration) -> Result<u64> {
         let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2);
-        let mut deleted = 0;
+        let (mut deleted, mut after) = (0, Vec::new());
         loop {
-            let batch =
+            let part =
                 self.database.with_control(self.database.deadline(), |connection, deadline| {
-                    let found = rows(
-                        connection.query(&self.database.table.select_unused(age_us), deadline)?,
-                    )?;
-                    let names: Vec<_> =
-                        found.iter().filter_map(|row| row.first()?.as_deref()).collect();
-                    let end = if names.is_empty() {
-                        "COMMIT".to_owned()
-                    } else {
-                        self.database.table.delete(names.iter().copied())
-                    };
-                    check(&connection.query(&end, deadline)?)?;
-                    Ok(names.len())
+                    self.prune_part(connection, &mut after, age_us, deadline)
                 });
-            let batch = batch
+            let (read, unused) = part
                 .map_err(|error| self.lock_error(BackendError::Node(error), Action::Prune, None))?;
-            deleted += batch as u64;
-            if batch < UNUSED_MAX {
+            deleted += unused;
+            if read < PRUNE_ROWS_MAX {
                 return Ok(deleted);
             }
         }
+    }
+
+    /// Deletes the unused ones of the rows `after` a name, which becomes the last one of this part.
+    /// Returns the number of rows that it has read, and of those that it has deleted.
+    fn prune_part(
+        &self,
+        connection: &mut Connection,
+        after: &mut Vec<u8>,
+        age_us: u64,
+        deadline: Moment,
+    ) -> std::result::Result<(usize, u64), NodeError> {
+        let table = &self.database.table;
+        let part = rows(connection.query(&table.list_rows(after, age_us), deadline)?)?;
+        if let Some(last) = part.len().checked_sub(1).and_then(|last| bytes(&part, last, 0)) {
+            *after = last.to_vec();
+        }
+        let is_unused = |row: &usize| number(&part, *row, 1) == Some(1);
+        let names = (0..part.len()).filter(is_unused).filter_map(|row| bytes(&part, row, 0));
+        let names: Vec<_> = names.collect();
+        if names.is_empty() {
+            return Ok((part.len(), 0));
+        }
+        let select = table.select_unused(names.into_iter(), age_us);
+        let found = rows(connection.query(&select, deadline)?)?;
+        let names: Vec<_> = found.iter().filter_map(|row| row.first()?.as_deref()).collect();
+        let end = if names.is_empty() {
+            "COMMIT".to_owned()
+        } else {
+            table.delete(names.iter().copied())
+        };
+        check(&connection.query(&end, deadline)?)?;
+        Ok((part.len(), names.len() as u64))
     }
 
     fn release(
@@ -279,13 +299,7 @@ impl Backend for MySqlBackend {
     /// Closes the connection, which ends everything.
     fn lease_residue(&self, lease: &Lease) -> Residue {
         self.database.held.discard(lease.claim.id.as_str());
-        Residue {
-            nodes: NodeSet::EMPTY,
-            queue_entry: String::new(),
-            in_flight_until: clock::now(),
-            keep_until: Moment::default(),
-            pending_acks: PendingAcks::new(),
-        }
+        Residue::new(NodeSet::EMPTY, "", clock::now())
     }
 
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {

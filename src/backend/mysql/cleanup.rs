@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::{
     connection::Connection,
     database::Database,
-    outcome::{Rows, bytes, check, number, rows},
-    statement::{kill, list_waiting, waiting_for},
+    outcome::{check, number, rows},
+    statement::{kill, list_statements_of},
 };
 use crate::{
     backend::{
@@ -19,7 +19,6 @@ use crate::{
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
-        ack::PendingAcks,
         claim::{Claim, Residue},
         quorum::NodeSet,
     },
@@ -28,30 +27,20 @@ use crate::{
 
 /// The residue of a claim whose statement may still wait at the server.
 pub(super) fn waiting_statement() -> Residue {
-    Residue {
-        nodes: NodeSet::single(0),
-        queue_entry: String::new(),
-        in_flight_until: clock::now(),
-        keep_until: Moment::default(),
-        pending_acks: PendingAcks::new(),
-    }
+    Residue::new(NodeSet::single(0), "", clock::now())
 }
 
-/// Ends the statement that waits under this id, and its connection.
+/// Ends the statement that waits under this id, and its connection. No other statement contains the
+/// id, because the claim has not been granted.
 pub(super) fn end_waiting(
     connection: &mut Connection,
     id: &str,
     deadline: Moment,
 ) -> Result<(), NodeError> {
-    let listed: Rows = rows(connection.query(&list_waiting(), deadline)?)?;
-    for row in 0..listed.len() {
-        let waits = bytes(&listed, row, 1).and_then(waiting_for);
-        if let (Some((_, waiter)), Some(number)) = (waits, number(&listed, row, 0))
-            && waiter == id.as_bytes()
-        {
-            // Fails if it has ended meanwhile.
-            let _ = check(&connection.query(&kill(number), deadline)?);
-        }
+    let listed = rows(connection.query(&list_statements_of(id), deadline)?)?;
+    for number in (0..listed.len()).filter_map(|row| number(&listed, row, 0)) {
+        // Fails if it has ended meanwhile.
+        let _ = check(&connection.query(&kill(number), deadline)?);
     }
     Ok(())
 }

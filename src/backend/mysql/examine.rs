@@ -1,4 +1,4 @@
-//! What a server is and how it is set up, also if it is not fit for locks.
+//! What a server is and how it is set up, even if it is unfit for locks.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -145,12 +145,9 @@ fn table_state(
         Err((code, _)) if code == NO_TABLE => return Ok(MySqlTableState::Missing),
         Err((_, message)) => return Ok(MySqlTableState::Hidden(message)),
     };
-    let definition = match unless_refused(query(&table.show_definition()))? {
-        Ok(definition) => definition,
-        Err((_, message)) => return Ok(MySqlTableState::Hidden(message)),
-    };
-    let definition = text(&definition, 0, 1).unwrap_or_default();
-    Ok(misfit(&columns, definition).map_or(MySqlTableState::Usable, MySqlTableState::Unfit))
+    let engine = query(&table.engine())?;
+    let engine = text(&engine, 0, 0).unwrap_or_default();
+    Ok(misfit(&columns, engine).map_or(MySqlTableState::Usable, MySqlTableState::Unfit))
 }
 
 /// Separates a refusal of the server from a connection that failed.

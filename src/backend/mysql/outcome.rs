@@ -144,8 +144,9 @@ const COLUMNS: [(&str, &str); 4] = [
     ("conn", "bigint"),
 ];
 
-/// Why a table with these columns and this definition cannot keep locks.
-pub(super) fn misfit(columns: &Rows, definition: &str) -> Option<String> {
+/// Why a table with these columns and this engine cannot keep locks. The definition of the table
+/// would show the same, but the server writes it as its modes say.
+pub(super) fn misfit(columns: &Rows, engine: &str) -> Option<String> {
     for (name, needed) in COLUMNS {
         let Some(row) = (0..columns.len()).find(|row| text(columns, *row, 0) == Some(name)) else {
             return Some(format!("it has no column {name}"));
@@ -155,10 +156,12 @@ pub(super) fn misfit(columns: &Rows, definition: &str) -> Option<String> {
             return Some(format!("its column {name} is {column_type} instead of {needed}"));
         }
     }
-    if !definition.contains("PRIMARY KEY (`name`)") {
+    let is_in_key = |row: &usize| text(columns, *row, 3) == Some("PRI");
+    let mut key = (0..columns.len()).filter(is_in_key).map(|row| text(columns, row, 0));
+    if (key.next(), key.next()) != (Some(Some("name")), None) {
         return Some("its primary key is not the column name".into());
     }
-    (!definition.contains("ENGINE=InnoDB"))
+    (!engine.eq_ignore_ascii_case("InnoDB"))
         .then(|| "its engine is not InnoDB, and only InnoDB locks rows".into())
 }
 
@@ -345,20 +348,26 @@ mod tests {
             ];
             let row = |(name, usual): (&str, &str)| {
                 let column_type = if name == changed { column_type } else { usual };
-                [name, column_type].map(|text| Some(text.as_bytes().to_vec())).to_vec()
+                let key = if name == "name" { "PRI" } else { "" };
+                [name, column_type, "NO", key].map(|text| Some(text.into())).to_vec()
             };
             types.map(row).to_vec()
         };
-        let definition = "CREATE TABLE `x` (…, PRIMARY KEY (`name`)) ENGINE=InnoDB";
-        assert_eq!(misfit(&columns("", ""), definition), None);
-        for (columns, definition, reason) in [
-            (columns("name", "varchar(255)"), definition, "varchar(255) instead of varbinary"),
-            (columns("conn", "int"), definition, "its column conn is int instead of bigint"),
-            (columns("", "")[..3].to_vec(), definition, "it has no column conn"),
-            (columns("", ""), "PRIMARY KEY (`name`)) ENGINE=MyISAM", "not InnoDB"),
-            (columns("", ""), "PRIMARY KEY (`name`,`conn`)) ENGINE=InnoDB", "primary key"),
+        assert_eq!(misfit(&columns("", ""), "InnoDB"), None);
+        let with_key = |row: usize, key: &str| {
+            let mut columns = columns("", "");
+            columns[row][3] = Some(key.into());
+            columns
+        };
+        for (columns, engine, reason) in [
+            (columns("name", "varchar(255)"), "InnoDB", "varchar(255) instead of varbinary"),
+            (columns("conn", "int"), "InnoDB", "its column conn is int instead of bigint"),
+            (columns("", "")[..3].to_vec(), "InnoDB", "it has no column conn"),
+            (columns("", ""), "MyISAM", "not InnoDB"),
+            (with_key(3, "PRI"), "InnoDB", "primary key"),
+            (with_key(0, ""), "InnoDB", "primary key"),
         ] {
-            let found = misfit(&columns, definition);
+            let found = misfit(&columns, engine);
             assert!(found.as_ref().is_some_and(|found| found.contains(reason)), "{found:?}");
         }
     }

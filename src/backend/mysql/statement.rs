@@ -7,7 +7,8 @@ use std::{fmt, time::Duration};
 
 /// Begins the comment by which a waiting statement is recognized in the server's list of processes.
 const WAIT_MARK: &str = "distlock wait ";
-/// Never reached, because the leases bound every hold and the callers' limits every wait.
+/// Never reached in practice. The server limits the wait of a caller that has a limit in another
+/// way, and one without a limit waits for as long as others hold the lock.
 const NO_LIMIT_S: u32 = 31_536_000;
 /// Maximum time that a statement waits for the table, for example behind `ALTER TABLE`. A caller
 /// that gives up leaves its statement at the server, and these would use up all connections.
@@ -16,8 +17,9 @@ const TABLE_WAIT_S: u32 = 1;
 const LIMIT_MAX: Duration = Duration::from_millis(3_600_000_000);
 /// A statement limit of zero means none.
 const LIMIT_MIN: Duration = Duration::from_millis(1);
-/// Maximum number of unused rows that are deleted at once.
-pub(super) const UNUSED_MAX: usize = 1_000;
+/// Maximum number of rows that `prune` reads at once; otherwise an exchange could take longer than
+/// an operation timeout in a large table.
+pub(super) const PRUNE_ROWS_MAX: usize = 1_000;
 
 /// Renews a lease: the server restarts its idle timeout with every request. A query and not a ping,
 /// which a proxy may answer itself.
@@ -78,11 +80,6 @@ impl Table {
     /// Lists the columns: name, type, whether NULL is allowed, and the key.
     pub(super) fn list_columns(&self) -> String {
         format!("SHOW COLUMNS FROM {}", self.0)
-    }
-
-    /// Shows the statement that would create the table as it is: name and statement.
-    pub(super) fn show_definition(&self) -> String {
-        format!("SHOW CREATE TABLE {}", self.0)
     }
 
     /// Acquires the lock if nobody holds its row, in one request.
@@ -179,21 +176,45 @@ impl Table {
         )
     }
 
-    /// Locks up to [`UNUSED_MAX`] rows of locks that nobody holds, and that nobody has held for
-    /// `age_us`.
-    pub(super) fn select_unused(&self, age_us: u64) -> String {
+    /// Lists up to [`PRUNE_ROWS_MAX`] rows after this name, by name, and whether their locks were
+    /// acquired more than `age_us` ago for the last time. Waits for nothing, and locks nothing.
+    pub(super) fn list_rows(&self, after: &[u8], age_us: u64) -> String {
         format!(
-            "BEGIN;SELECT name FROM {} WHERE token+{age_us}<UNIX_TIMESTAMP(NOW(6))*1000000 \
-             LIMIT {UNUSED_MAX} FOR UPDATE SKIP LOCKED",
-            self.0
+            "SELECT name,{} FROM {} WHERE name>x'{}' ORDER BY name LIMIT {PRUNE_ROWS_MAX}",
+            is_unused(age_us),
+            self.0,
+            Hex(after)
+        )
+    }
+
+    /// Locks those of these rows whose locks nobody holds, and that are still unused.
+    pub(super) fn select_unused<'a>(
+        &self,
+        names: impl Iterator<Item = &'a [u8]>,
+        age_us: u64,
+    ) -> String {
+        format!(
+            "BEGIN;SELECT name FROM {} WHERE name IN ({}) AND {} FOR UPDATE SKIP LOCKED",
+            self.0,
+            list(names),
+            is_unused(age_us)
         )
     }
 
     /// Deletes the rows that [`select_unused`](Self::select_unused) has locked.
     pub(super) fn delete<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> String {
-        let names: Vec<_> = names.map(|name| format!("x'{}'", Hex(name))).collect();
-        format!("DELETE FROM {} WHERE name IN ({});COMMIT", self.0, names.join(","))
+        format!("DELETE FROM {} WHERE name IN ({});COMMIT", self.0, list(names))
     }
+}
+
+/// Whether the lock of a row was acquired more than `age_us` ago. Tokens follow the clock.
+fn is_unused(age_us: u64) -> String {
+    format!("token+{age_us}<UNIX_TIMESTAMP(NOW(6))*1000000")
+}
+
+fn list<'a>(names: impl Iterator<Item = &'a [u8]>) -> String {
+    let names: Vec<_> = names.map(|name| format!("x'{}'", Hex(name))).collect();
+    names.join(",")
 }
 
 /// Settings of a new connection, and what it then reports: its id, the idle timeout as set, the
@@ -242,6 +263,15 @@ pub(super) fn set_lease_seconds(lease_seconds: u64) -> String {
     format!(
         "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\
          net_write_timeout={lease_seconds}"
+    )
+}
+
+/// Lists the connections whose statements contain this id, but for this one.
+pub(super) fn list_statements_of(id: &str) -> String {
+    format!(
+        "SELECT ID FROM information_schema.PROCESSLIST WHERE ID<>CONNECTION_ID() AND \
+         INFO LIKE '%{}%'",
+        Hex(id.as_bytes())
     )
 }
 

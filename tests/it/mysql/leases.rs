@@ -3,7 +3,7 @@
 
 use std::{fs, net::SocketAddr, os::fd::OwnedFd, thread, time::Duration};
 
-use distlock::{LockError, LockGuard, MySqlMgr};
+use distlock::{LockError, LockGuard, MySqlMgr, MySqlTableState};
 use rustix::{
     net::{getpeername, sockopt::tcp_user_timeout},
     process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
@@ -191,6 +191,8 @@ fn unusual_settings_of_the_server_change_nothing() {
     for setting in settings {
         let server = MySqlServer::builder().arg(setting).start();
         create_table(&server);
+        let info = config(server.url()).examine_server().unwrap();
+        assert_eq!(info.table, MySqlTableState::Usable, "{setting}");
         let mgr = manager(&server);
         thread::scope(|threads| {
             for _ in 0..2 {

@@ -11,11 +11,19 @@ use std::{
 
 use distlock::{CancelToken, LockError, LockOptions, MySqlMgr};
 
-use super::{await_waits, config, create_table, kill_holder, manager, on_each_server, waits};
+use super::{
+    await_free, await_waits, config, create_table, kill_holder, manager, on_each_server, waits,
+};
 use crate::{
     helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, spawn_call, timed},
-    support::{Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually, mysql_servers},
+    support::{
+        Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually,
+        mysql::prelude::Queryable, mysql_servers,
+    },
 };
+
+/// Only counts the requests.
+const NO_FAULT: Fault = Fault::DelayReply(Duration::ZERO);
 
 /// The code and the whole text of a refusal.
 #[track_caller]
@@ -320,6 +328,55 @@ fn prune_spares_locks_that_are_held_or_waited_for() {
         // The server may not have noticed the end of that transaction yet.
         eventually("it is deleted", TEST_TIMEOUT, || mgr.prune(Duration::ZERO).unwrap() == 1);
         assert!(mgr.lock("x").unwrap().fencing_token() > token);
+    });
+}
+
+/// Goal: no exchange takes long, however large the table is. Method: the only unused row is behind
+/// more rows than one exchange reads.
+///
+/// Fault: N243
+/// Promise: P6
+#[test]
+fn prune_reads_a_large_table_in_parts() {
+    const ROWS: u64 = 2_500;
+    on_each_server(|server| {
+        let rows: Vec<_> = (0..ROWS).map(|number| format!("('new{number}', 1 << 62)")).collect();
+        server.execute(&format!("INSERT INTO distlock (name, token) VALUES {}", rows.join(",")));
+        server.execute("INSERT INTO distlock (name) VALUES ('old')");
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let parts = proxy.on_request(contains("ORDER BY name"), NO_FAULT).forever();
+        let locking = proxy.on_request(contains("SKIP LOCKED"), NO_FAULT).forever();
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        assert_eq!(mgr.prune(Duration::ZERO).unwrap(), 1);
+        assert_eq!((parts.fired(), locking.fired()), (3, 1));
+    });
+}
+
+/// A foreign key stands for whatever makes the update of a call wait at the server after it has
+/// timed out. It would get the lock later, and nobody would use it.
+///
+/// Fault: N244
+/// Promise: P5
+#[test]
+fn timed_out_try_leaves_no_statement() {
+    on_each_server(|server| {
+        server.execute(
+            "CREATE TABLE connections (id BIGINT UNSIGNED PRIMARY KEY) ENGINE=InnoDB;
+             INSERT INTO connections VALUES (0);
+             INSERT INTO distlock (name) VALUES ('x');
+             ALTER TABLE distlock ADD FOREIGN KEY (conn) REFERENCES connections (id)",
+        );
+        let ids: Vec<_> = (1..1_000).map(|id| format!("({id})")).collect();
+        let mut uncommitted = server.connect();
+        let insert = format!("BEGIN; INSERT INTO connections VALUES {}", ids.join(","));
+        uncommitted.query_drop(insert).unwrap();
+        let mgr = MySqlMgr::new(config(server.url()).operation_timeout(3 * SECOND)).unwrap();
+        let trying = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock(name).map(drop));
+        eventually("its update waits", TEST_TIMEOUT, || server.row_waits() == 1);
+        assert!(trying.join().unwrap().is_err());
+        eventually("it is ended", TEST_TIMEOUT, || server.row_waits() == 0);
+        uncommitted.query_drop("COMMIT").unwrap();
+        await_free(&mgr, "x").release().unwrap().unwrap_released();
     });
 }
 
