@@ -10,7 +10,7 @@ use super::{
     held::HeldSession,
     inspect,
     loss_watch::LossWatch,
-    outcome::{bytes, check, is_no_connection, is_released, number, rows},
+    outcome::{NO_TABLE, bytes, check, is_no_connection, is_released, number, rows},
     renewals::MySqlRenewals,
     session::SessionSettings,
     statement::{PRUNE_ROWS_MAX, kill},
@@ -36,8 +36,6 @@ use crate::{
 
 /// Pause between looks at a lock whose connection has been ended.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// The code of the server's error for a missing table.
-const NO_TABLE: &str = "1146";
 
 #[derive(Debug)]
 pub(crate) struct MySqlBackend {

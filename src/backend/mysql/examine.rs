@@ -5,8 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::{
     connection::Connection,
     endpoint::MySqlEndpoint,
-    outcome::{Rows, cluster_in, is_writable, misfit, number, rows, text},
-    session::{OLD_CLIENT_MARK, too_old},
+    outcome::{NO_TABLE, Rows, cluster_in, is_writable, misfit, number, rows, text},
+    session::too_old,
     statement::{
         COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, Table, read_state,
     },
@@ -22,7 +22,6 @@ use crate::{
 const ROUND_TRIP_SAMPLES: usize = 20;
 /// An idle timeout that no server has by default.
 const UNUSUAL_LEASE_S: u64 = 3_217;
-const NO_TABLE: &str = "1146";
 
 /// What a MySQL or MariaDB server is, and how it is set up.
 #[derive(Clone, Debug, Default)]
@@ -116,7 +115,7 @@ pub(crate) fn examine(
     samples.sort_unstable();
     let (fastest, clock_ahead_us) = samples.first().copied().unwrap_or_default();
     let product = if connection.is_mariadb() { "MariaDB" } else { "MySQL" };
-    let version = connection.version().trim_start_matches(OLD_CLIENT_MARK).replace("-MariaDB", "");
+    let version = connection.version().replace("-MariaDB", "");
     Ok(MySqlServerInfo {
         server: endpoint.label.to_string(),
         version: format!("{product} {version}"),

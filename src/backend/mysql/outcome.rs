@@ -7,6 +7,8 @@ use crate::backend::error::{NodeError, NodeErrorKind};
 
 /// The code under which a read-only server appears in errors, as with Redis.
 pub(super) const READ_ONLY: &str = "READONLY";
+/// There is no such table, as in errors.
+pub(super) const NO_TABLE: &str = "1146";
 /// A wait for a row or a table has reached its limit.
 const LOCK_WAIT: u16 = 1205;
 /// There is no connection of this number.

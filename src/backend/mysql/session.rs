@@ -21,8 +21,6 @@ use crate::{
 /// Oldest versions with `NOWAIT` and `SKIP LOCKED`.
 const MARIADB_MIN: (u32, u32) = (10, 6);
 const MYSQL_MIN: (u32, u32) = (8, 0);
-/// What MariaDB puts before its version for old clients.
-pub(super) const OLD_CLIENT_MARK: &str = "5.5.5-";
 
 /// Time after a grant for which a contended lock counts as busy. A connection that has been idle
 /// for longer may be broken, and only a request without a wait shows that.
@@ -223,7 +221,6 @@ fn unfit(reason: String) -> NodeError {
 pub(super) fn too_old(version: &str, is_mariadb: bool) -> Option<String> {
     let (product, oldest) =
         if is_mariadb { ("MariaDB", MARIADB_MIN) } else { ("MySQL", MYSQL_MIN) };
-    let version = version.trim_start_matches(OLD_CLIENT_MARK);
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < oldest => Some(format!(
@@ -302,7 +299,7 @@ mod tests {
     fn old_servers_are_refused_by_their_version() {
         for (version, is_mariadb, fits) in [
             ("10.11.19-MariaDB-0+deb12u1", true, true),
-            ("5.5.5-10.6.4-MariaDB", true, true),
+            ("10.6.4-MariaDB", true, true),
             ("10.3.39-MariaDB", true, false),
             ("8.0.36", false, true),
             ("9.7.4-debug", false, true),
