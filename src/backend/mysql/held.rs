@@ -128,7 +128,7 @@ mod tests {
     /// Before the renewer knows the lease, and after a renewal has read its reply, nothing but the
     /// watch can show the end of a connection until the next renewal.
     ///
-    /// Fault: N242
+    /// Fault: N230
     /// Promise: P7
     #[test]
     fn connection_that_ends_unobserved_is_reported() {

@@ -94,7 +94,7 @@ fn end_of_the_connection_is_noticed_without_a_renewal() {
 
 /// The statements that look for a holder get no reply.
 ///
-/// Fault: N241
+/// Fault: N229
 /// Promise: P7
 #[test]
 fn lost_lock_is_reported_without_a_look_for_the_next_holder() {

@@ -19,7 +19,7 @@ use crate::{
 
 /// Its lease is longer than the test.
 ///
-/// Fault: N237
+/// Fault: N225
 /// Promise: P4
 #[test]
 fn frozen_waiter_delays_the_next_by_one_claim_window() {
@@ -46,7 +46,7 @@ fn frozen_waiter_delays_the_next_by_one_claim_window() {
 
 /// The connection outlives the claim window, while it holds the lock, and in the pool.
 ///
-/// Fault: N237
+/// Fault: N225
 /// Promise: P8
 #[test]
 fn lock_that_was_waited_for_gets_a_whole_lease_soon() {
@@ -73,7 +73,7 @@ fn lock_that_was_waited_for_gets_a_whole_lease_soon() {
 
 /// The releaser and the waiter restore what a wait has set.
 ///
-/// Fault: N237
+/// Fault: N225
 #[test]
 fn connection_that_has_waited_stays_open_in_the_pool() {
     on_each_server(|server| {
@@ -113,7 +113,7 @@ fn connection_of(server: &MySqlServer, name: &str) -> String {
 /// Linux closes a connection when the other side has acknowledged nothing for this time. This test
 /// has no network that it could break.
 ///
-/// Fault: N238
+/// Fault: N226
 /// Promise: P8
 #[test]
 fn broken_network_ends_no_lock_before_its_lease() {
@@ -157,7 +157,7 @@ fn silences_ms(server: SocketAddr) -> Vec<u32> {
 
 /// The reply to the wait comes late, and that to the look for the holder never.
 ///
-/// Fault: N239
+/// Fault: N227
 /// Promise: P6
 #[test]
 fn call_ends_one_timeout_after_its_wait_at_the_latest() {
@@ -178,7 +178,7 @@ fn call_ends_one_timeout_after_its_wait_at_the_latest() {
 
 /// Settings that a server may have, each of which changes what statements mean.
 ///
-/// Fault: N240
+/// Fault: N228
 #[test]
 fn unusual_settings_of_the_server_change_nothing() {
     let settings = [

@@ -92,7 +92,7 @@ fn calls_for_several_locks_share_few_connections() {
 /// waits for the first lock is ended, and another caller waits for any connection. If that caller
 /// got its place, none would be left for the second lock.
 ///
-/// Fault: N235
+/// Fault: N223
 /// Promise: P6
 #[test]
 fn broken_connection_costs_a_call_no_reserved_place() {
@@ -118,7 +118,7 @@ fn broken_connection_costs_a_call_no_reserved_place() {
 
 /// The timeout of operations is longer than the test lasts.
 ///
-/// Fault: N236
+/// Fault: N224
 /// Promise: P6
 #[test]
 fn cancelled_call_does_not_wait_for_a_connection() {
@@ -334,7 +334,7 @@ fn prune_spares_locks_that_are_held_or_waited_for() {
 /// Goal: no exchange takes long, however large the table is. Method: the only unused row is behind
 /// more rows than one exchange reads.
 ///
-/// Fault: N243
+/// Fault: N231
 /// Promise: P6
 #[test]
 fn prune_reads_a_large_table_in_parts() {
@@ -355,7 +355,7 @@ fn prune_reads_a_large_table_in_parts() {
 /// A foreign key stands for whatever makes the update of a call wait at the server after it has
 /// timed out. It would get the lock later, and nobody would use it.
 ///
-/// Fault: N244
+/// Fault: N232
 /// Promise: P5
 #[test]
 fn timed_out_try_leaves_no_statement() {
