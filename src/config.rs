@@ -419,6 +419,7 @@ impl fmt::Debug for Config {
     }
 }
 
+/// The same as [`Config::from_env`]: reads the URL from the environment.
 impl Default for Config {
     fn default() -> Config {
         Config::from_env()

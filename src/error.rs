@@ -153,9 +153,10 @@ pub enum LockError {
         reason: String,
     },
     /// The lock was held, and is lost. Returned by
-    /// [`LockGuard::ensure_held`](crate::LockGuard::ensure_held), by
-    /// [`RedisMgr::with_lock`](crate::RedisMgr::with_lock), and by an acquisition that took longer
-    /// than the lease.
+    /// [`LockGuard::ensure_held`](crate::LockGuard::ensure_held) and the other calls that need the
+    /// lock, by [`RedisMgr::with_lock`](crate::RedisMgr::with_lock), by
+    /// [`RedisMgr::adopt`](crate::RedisMgr::adopt), and by an acquisition that took longer than the
+    /// lease.
     #[non_exhaustive]
     Lost {
         /// The lock.
@@ -220,8 +221,9 @@ impl LockError {
         matches!(self, LockError::Timeout { .. })
     }
 
-    /// Returns true if the holder could not be determined: no server, no reply, no quorum, or no
-    /// free connection.
+    /// Returns true if the holder could not be determined: no server, no reply, no quorum, no free
+    /// connection, or no TLS with the server. Trying again may succeed, except for
+    /// [`Tls`](Self::Tls).
     pub fn is_unavailable(&self) -> bool {
         matches!(
             self,

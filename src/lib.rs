@@ -100,11 +100,11 @@
 //! message on that manager's pub/sub channel. So a release wakes exactly one thread, a waiter sends
 //! few requests and uses no pooled connection, and a dead waiter delays nobody.
 //!
-//! A manager runs three threads: one renews all its locks in batches over its own connection, one
-//! ends leases that could not be renewed, and one belongs to the connection pool. An event handler
-//! adds a fourth. Short-lived threads clean up after failed requests, and open connections for
-//! renewals, for clean-up and to several nodes. Grant messages need no thread: one of the waiting
-//! threads reads the subscription for all of them.
+//! A manager runs four threads: one renews all its locks in batches over its own connection, one
+//! ends leases that could not be renewed, one belongs to the connection pool, and one calls loggers
+//! and event handlers for the others. Short-lived threads clean up after failed requests, and open
+//! connections for renewals, for clean-up and to several nodes. Grant messages need no thread: one
+//! of the waiting threads reads the subscription for all of them.
 //!
 //! A guard considers its lease valid until a local deadline: the moment *before* the last confirmed
 //! request was sent, plus the ttl, minus a margin for clock drift (1 % of the ttl, plus 2 ms). The
@@ -158,6 +158,8 @@
 //! |---|---|
 //! | `metrics` | Exports the counters and timings of all managers through the `metrics` facade. |
 //! | `tracing` | Emits a `tracing` span for each wait and each hold. |
+//! | `tls` | TLS to Redis (`rediss://`) and to MySQL. |
+//! | `mysql` | Locks in MySQL and MariaDB: `MySqlMgr`. |
 //! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`, and functions
 //! that construct errors, holders and events. Tests of a loss, a timeout and a server that is
 //! unreachable: [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md). |

@@ -17,7 +17,7 @@ use crate::{
 /// Maximum length of the queue; otherwise memory would grow without a bound. Far more entries than
 /// a process can add before the first ones expire.
 pub(super) const CLEANUPS_MAX: usize = 65_536;
-/// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `mutex/grant.lua`.
+/// Time for which a server keeps a queue that no waiter polls; `QUEUE_MS` in `notify.lua`.
 const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(60);
 /// Bounds of the number of additions between two searches for acknowledged entries. Each addition
 /// thus costs the search of about 64 entries on average.

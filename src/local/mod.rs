@@ -27,8 +27,8 @@ use crate::{
     },
 };
 
-/// Part of what is left of a lease for which its lock may be handed over. The lease is then not
-/// about to be renewed, and each holder has nearly all of it.
+/// Part of what is left of a lease for which its lock may be handed over. The lease then is usually
+/// not about to be renewed, and each holder has nearly all of it.
 const WINDOWS_PER_LEASE: u32 = 8;
 
 /// The local queues of a manager. `T` is a lock that is handed over.

@@ -22,11 +22,11 @@ use crate::{
 /// Receives a reply that arrives after its caller has stopped waiting, unless it is an error.
 pub(crate) type LateReader = Box<dyn FnOnce(Value) + Send>;
 
-/// Maximum size of a reply. The replies of our scripts are far smaller, so a longer one is an error
-/// or an attack.
+/// Maximum size of a reply. Those of our scripts are smaller, so a longer one is an error or an
+/// attack.
 const REPLY_BYTES_MAX: usize = 4 << 20;
-/// Maximum number of bytes read after the deadline, for a reply that has already arrived. No reply
-/// that a caller waits for is longer.
+/// Maximum number of bytes read after the deadline, for a reply that has already arrived. Only
+/// lists are longer.
 const LATE_BYTES_MAX: usize = 128 << 10;
 /// Maximum number of bytes that are kept of a server of another kind.
 const BEGIN_BYTES_MAX: usize = 256;
