@@ -44,6 +44,7 @@ use distlock_test_support as support;
 use std::{
     collections::BTreeMap,
     env,
+    process::Command,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -56,6 +57,28 @@ fn env_number(name: &str) -> Option<u64> {
     env::var(name)
         .ok()
         .map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+}
+
+/// What happens must not depend on the process, for example on its id.
+#[test]
+fn replay_in_another_process_is_the_same() {
+    let replay = |seed: u64| {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["seeds_run_without_violations", "--exact", "--nocapture"])
+            .env("SIM_SEED", seed.to_string())
+            .output()
+            .unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        // The last line says how long it took.
+        let lines = printed.lines().filter(|line| !line.starts_with("test result"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for seed in 0..20 {
+        let (first, second) = (replay(seed), replay(seed));
+        assert!(first.len() > 100, "{first:?}");
+        let differs = first.iter().zip(&second).find(|(first, second)| first != second);
+        assert_eq!((differs, first.len()), (None, second.len()), "seed {seed}");
+    }
 }
 
 /// Runs `SIM_SEEDS` seeds from `SIM_FIRST` on, or as many as fit into 20 seconds. With `SIM_SEED`,

@@ -145,7 +145,7 @@ pub fn generate_lock_id() -> LockId {
     thread_local! {
         static ID_PREFIX: RefCell<(u32, String)> = const { RefCell::new((0, String::new())) };
     }
-    let pid = std::process::id();
+    let pid = process_id();
     let ts_ms = clock::wall_clock()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |since| since.as_millis());
@@ -193,7 +193,20 @@ pub(crate) fn random_uuid() -> Uuid {
     Uuid::new_v4()
 }
 
+/// Identifiers decide about pauses, so those of the simulator must not depend on its process.
+fn process_id() -> u32 {
+    #[cfg(feature = "testing")]
+    if sim::world().is_some() {
+        return u32::MAX;
+    }
+    std::process::id()
+}
+
 fn id_prefix(pid: u32) -> String {
+    #[cfg(feature = "testing")]
+    if sim::world().is_some() {
+        return format!("simulated|pid{pid}|tid0|ts");
+    }
     static HOST: OnceLock<String> = OnceLock::new();
     // Miri does not support the system call behind it.
     let host = || if cfg!(miri) { "miri".into() } else { gethostname::gethostname() };
