@@ -73,7 +73,13 @@ impl LeaseRenewals for QuorumRenewals {
         if members.is_empty() || alone.is_empty() {
             return self.renew_some(leases, deadline, &mut limits);
         }
-        let alone = self.renew_some(&alone, deadline, &mut limits);
+        let (alone, mutexes) = (self.renew_some(&alone, deadline, &mut limits), alone);
+        // The request for the members takes a time of its own, in which these leases must not end.
+        for (lease, renewal) in mutexes.iter().zip(&alone.renewals) {
+            if let Renewal::Confirmed { until, .. } = renewal {
+                lease.update_deadline(*until, clock::now());
+            }
+        }
         let members = self.renew_some(&members, deadline, &mut limits);
         let (mut of_alone, mut of_members) =
             (alone.renewals.into_iter(), members.renewals.into_iter());
