@@ -73,24 +73,24 @@ impl LeaseRenewals for QuorumRenewals {
         if members.is_empty() || alone.is_empty() {
             return self.renew_some(leases, deadline, &mut limits);
         }
-        let (alone, mutexes) = (self.renew_some(&alone, deadline, &mut limits), alone);
+        let alone_report = self.renew_some(&alone, deadline, &mut limits);
         // The request for the members takes a time of its own, in which these leases must not end.
-        for (lease, renewal) in mutexes.iter().zip(&alone.renewals) {
+        for (lease, renewal) in alone.iter().zip(&alone_report.renewals) {
             if let Renewal::Confirmed { until, .. } = renewal {
                 lease.update_deadline(*until, clock::now());
             }
         }
-        let members = self.renew_some(&members, deadline, &mut limits);
+        let member_report = self.renew_some(&members, deadline, &mut limits);
         let (mut of_alone, mut of_members) =
-            (alone.renewals.into_iter(), members.renewals.into_iter());
+            (alone_report.renewals.into_iter(), member_report.renewals.into_iter());
         let next = |lease: &&Arc<Lease>| {
             if is_alone(lease) { of_alone.next() } else { of_members.next() }
         };
         RenewalReport {
             renewals: leases.iter().filter_map(next).collect(),
-            failure: alone.failure.or(members.failure),
-            refusal: alone.refusal.or(members.refusal),
-            timed_out: alone.timed_out || members.timed_out,
+            failure: alone_report.failure.or(member_report.failure),
+            refusal: alone_report.refusal.or(member_report.refusal),
+            timed_out: alone_report.timed_out || member_report.timed_out,
         }
     }
 
