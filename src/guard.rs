@@ -261,7 +261,7 @@ impl LockGuard {
     /// Leaves the lock to a successor, usually in another process. Renews it once, and then neither
     /// renews nor releases it: it expires after its ttl unless it is
     /// [adopted](crate::RedisMgr::adopt) before. Blocks like [`renew`](Self::renew). If a
-    /// connection broke while the lock was acquired, first waits until the server ignores the lost
+    /// connection broke while the lock was acquired, then waits until the server ignores the lost
     /// request: for at most one [operation timeout](crate::Config::operation_timeout) after it was
     /// sent.
     ///

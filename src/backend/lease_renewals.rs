@@ -13,7 +13,7 @@ use crate::{
 /// Renews leases, over connections of its own, which open when they are first used.
 pub(crate) trait LeaseRenewals {
     /// Asks once for all these leases, in one exchange with each server. Records in the leases what
-    /// the servers reply, but does not move their deadlines.
+    /// the servers reply. May extend their deadlines, but does not shorten them.
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport;
 
     /// Maximum number of requests that one call of [`renew`](Self::renew) sends to a server.

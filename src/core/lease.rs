@@ -264,6 +264,13 @@ impl Lease {
         true
     }
 
+    /// Moves the deadline to `until` if that is later, because servers have confirmed it.
+    pub(crate) fn extend_deadline(&self, until: Moment, now: Moment) {
+        if until > self.deadline() {
+            self.update_deadline(until, now);
+        }
+    }
+
     /// Ends the lease as expired if its deadline has passed at `now`. Returns whether this call
     /// ended it.
     pub(crate) fn expire(&self, now: Moment) -> bool {

@@ -23,10 +23,11 @@ impl Manager {
                           without hold_at_least";
             return Err(LockError::InvalidOptions { reason: reason.into() });
         }
+        self.renew(lease, registration)?;
         // A copy of the request that acquired the lock can still be applied. It would acquire the
         // lock again once the successor has released it.
         clock::sleep_until(lease.in_flight.until());
-        self.renew(lease, registration)
+        Ok(())
     }
 
     /// Ends a lease, and leaves its lock on the server.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{HeldLock, Manager, release::RETRIED};
 use crate::{
     backend::Passed,
-    core::{claim::Claim, kind::LockKind, lease::Lease},
+    core::{claim::Claim, kind::LockKind, lease::Lease, lock_lost::LockLost},
     error::{Action, LockError, Result},
     observe::event::ReleasedEvent,
     sys::clock,
@@ -17,6 +17,7 @@ impl Manager {
     pub(crate) fn downgrade(&self, held: HeldLock) -> Result<HeldLock> {
         let _time = self.time.enter();
         let HeldLock { lease, registration, span, plan, .. } = held;
+        let held_until = lease.deadline();
         // The renewal must end first: it would not find the writer's id, and report a loss.
         let was_held = self.end_and_report(&lease, registration);
         let name = lease.claim.key.name();
@@ -29,7 +30,10 @@ impl Manager {
         let grant = match self.observer.shield(|| self.backend.downgrade(&lease, deadline)) {
             Ok(Passed::To(grant)) => grant,
             Ok(Passed::Lost(why)) => {
-                let held_for = lease.held_for(clock::now());
+                let now = clock::now();
+                // The lease has expired before a server was asked.
+                let why = if now >= held_until { LockLost::Expired } else { why };
+                let held_for = lease.held_for(now);
                 self.observer.lost(name, &claim.id, lease.token, &why, held_for);
                 return Err(self.give_up_lost(&lease, span, why));
             }

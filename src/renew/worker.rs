@@ -52,11 +52,19 @@ impl Worker {
         let mut probe_at = next_probe();
         while let Some(due) = self.context.shared.wait_for_renewals(probe_at) {
             self.renew(due);
-            self.repair();
-            if clock::now() >= probe_at {
+            // What can wait is done between renewals: a probe, or at least one repair. Otherwise
+            // constant renewals would prevent all progress.
+            let shared = self.context.shared.clone();
+            let has_due = || shared.has_due_renewals(clock::now());
+            let probes = clock::now() >= probe_at;
+            if probes {
                 self.probe();
-                // The probe may have read late replies to renewals.
-                self.repair();
+            }
+            // The probe may have read late replies to renewals, which show what to repair.
+            if !probes || !has_due() {
+                while self.repair() && !has_due() {}
+            }
+            if probes {
                 probe_at = next_probe();
             }
         }
@@ -135,6 +143,7 @@ impl Worker {
             return true;
         }
         let leases: Vec<_> = batch.iter().map(|(_, lease)| lease).collect();
+        let deadlines: Vec<_> = leases.iter().map(|lease| lease.deadline()).collect();
         let RenewalReport { renewals, failure, refusal, timed_out } =
             self.exchange(least_left, |renewals, limits| renewals.renew(&leases, limits));
         if timed_out {
@@ -156,11 +165,11 @@ impl Worker {
                 );
             }
             let mut refused = Vec::new();
-            for (one, renewal) in batch.into_iter().zip(renewals) {
+            for ((one, renewal), deadline) in batch.into_iter().zip(renewals).zip(deadlines) {
                 if matches!(renewal, Renewal::Unconfirmed { .. }) {
                     refused.push(one.clone());
                 } else {
-                    self.apply_renewal(one.0, &one.1, renewal, None);
+                    self.apply_renewal(one, deadline, renewal, None);
                 }
             }
             let (some, others) = refused.split_at(refused.len() / 2);
@@ -169,9 +178,9 @@ impl Worker {
             return true;
         }
         let mut failed = Vec::new();
-        for ((generation, lease), renewal) in batch.iter().zip(renewals) {
-            if !self.apply_renewal(*generation, lease, renewal, failure.as_ref()) {
-                failed.push(lease);
+        for ((one, renewal), deadline) in batch.into_iter().zip(renewals).zip(deadlines) {
+            if !self.apply_renewal(one, deadline, renewal, failure.as_ref()) {
+                failed.push(&one.1);
             }
         }
         let cause = failure.map(|error| error.to_string());
@@ -190,15 +199,16 @@ impl Worker {
         went_well
     }
 
-    /// Applies the result for one lease of a batch. Returns false if it must be retried.
+    /// Applies the result for one lease of a batch, whose deadline was `deadline` when it was asked
+    /// for. Returns false if it must be retried.
     fn apply_renewal(
         &self,
-        generation: Generation,
-        lease: &Arc<Lease>,
+        (generation, lease): &Due,
+        deadline: Moment,
         renewal: Renewal,
         failure: Option<&BackendError>,
     ) -> bool {
-        let (now, state) = (clock::now(), &self.context.shared.state);
+        let (generation, now, state) = (*generation, clock::now(), &self.context.shared.state);
         // A lease that was released while its renewal was in flight is not lost.
         if !state.lock().schedule.contains(generation) {
             state.lock().asked.on_ended(generation);
@@ -206,7 +216,7 @@ impl Worker {
         }
         match renewal {
             Renewal::Confirmed { until, sent } => {
-                let margin = lease.deadline().duration_since(now);
+                let margin = deadline.duration_since(now);
                 // If the confirmation came after the deadline, `expire` handles the lease.
                 if lease.update_deadline(until, now) {
                     let mut state = state.lock();
@@ -243,20 +253,15 @@ impl Worker {
         }
     }
 
-    /// Repairs leases one by one, until renewals are due. The next renewal finds what is left.
-    /// Repairs at least one each time; otherwise constant renewals would prevent all progress.
-    fn repair(&mut self) {
-        loop {
-            let repaired = self.isolate_panic(|worker| {
-                worker.exchange(Duration::MAX, |renewals, limits| renewals.repair(limits))
-            });
-            let Some(Some(left)) = repaired else { return };
-            left.into_iter()
-                .for_each(|residue| self.context.residues.clean_up_unless_held(residue));
-            if self.context.shared.has_due_renewals(clock::now()) {
-                return;
-            }
-        }
+    /// Repairs one of the leases that the last renewals left. The next renewal finds what is left
+    /// of them. Returns false if there was none.
+    fn repair(&mut self) -> bool {
+        let repaired = self.isolate_panic(|worker| {
+            worker.exchange(Duration::MAX, |renewals, limits| renewals.repair(limits))
+        });
+        let Some(Some(left)) = repaired else { return false };
+        left.into_iter().for_each(|residue| self.context.residues.clean_up_unless_held(residue));
+        true
     }
 
     /// Lets the backend exchange requests and replies with the servers. It stops early if the lease

@@ -1,8 +1,9 @@
-//! Renewals at a node whose replies come after they are awaited.
+//! Renewals and repairs at a slow node.
 
 use distlock::testing::servers::Keys;
 
 use super::{
+    client::duration,
     net::Link,
     scripted::scripted,
     world::{MS, SEC, Sim, Time},
@@ -62,6 +63,35 @@ fn late_loss_is_repaired_within_a_lease() {
         sim.sleep(10 * SEC);
         let is_back = on_node(sim, 2, |keys, now_us| keys.peek(KEY, now_us).is_some());
         assert!(is_back && guard.is_held());
+        Ok(())
+    });
+}
+
+/// A node has lost many locks, and setting them again there takes longer than a lease.
+/// Fault: N26
+#[test]
+fn repair_of_many_locks_delays_no_renewal() {
+    const MANY: usize = 300;
+    scripted(3, |sim, mgr| {
+        let held: distlock::Result<Vec<_>> =
+            (0..MANY).map(|n| mgr.lock(&format!("n{n}"))).collect();
+        let held = held?;
+        // The renewer has connected.
+        sim.sleep(5 * SEC);
+        delay(sim, 1, 25 * MS);
+        on_node(sim, 1, |keys, _| {
+            (0..MANY).for_each(|n| keys.put(format!("lock:n{n}").as_bytes(), None, None));
+        });
+        for _ in 0..300 {
+            sim.sleep(100 * MS);
+            let least = held.iter().map(|guard| guard.remaining()).min();
+            assert!(least > Some(duration(6 * SEC)), "{least:?} of 10 s are left");
+        }
+        let is_back = |n: &usize| {
+            let key = format!("lock:n{n}");
+            on_node(sim, 1, |keys, now_us| keys.peek(key.as_bytes(), now_us).is_some())
+        };
+        assert!((0..MANY).filter(is_back).count() > MANY / 2, "renewals prevent all repairs");
         Ok(())
     });
 }

@@ -223,3 +223,20 @@ impl Run {
             && clients.iter().all(|(process, thread)| !alive(*process) || self.sim.is_done(*thread))
     }
 }
+
+/// Seeds that once violated an invariant.
+///
+/// Fault: N233, N234
+#[test]
+fn seeds_that_found_a_fault_run_without_violations() {
+    for (seed, fault) in [
+        (838_042, "a mutex expired after its renewal, which the request for a reader followed"),
+        (822_967, "a repair and then a probe, both of silent nodes, delayed renewals"),
+        (828_501, "as the seed before, on other nodes"),
+        (816_969, "a writer that expired before its downgrade was sent was reported as gone"),
+        (833_311, "detaching waited first for late copies of a request, then for a renewal"),
+    ] {
+        let report = run_seed(seed, false, |_| {});
+        assert!(report.violations.is_empty(), "{seed}: {fault}: {:#?}", report.violations);
+    }
+}

@@ -74,12 +74,6 @@ impl LeaseRenewals for QuorumRenewals {
             return self.renew_some(leases, deadline, &mut limits);
         }
         let alone_report = self.renew_some(&alone, deadline, &mut limits);
-        // The request for the members takes a time of its own, in which these leases must not end.
-        for (lease, renewal) in alone.iter().zip(&alone_report.renewals) {
-            if let Renewal::Confirmed { until, .. } = renewal {
-                lease.update_deadline(*until, clock::now());
-            }
-        }
         let member_report = self.renew_some(&members, deadline, &mut limits);
         let (mut of_alone, mut of_members) =
             (alone_report.renewals.into_iter(), member_report.renewals.into_iter());
@@ -293,12 +287,18 @@ fn unless_own<'a>(lease: &Lease, reply: &'a RenewReply) -> &'a RenewReply {
 }
 
 /// Records what a node that was asked at `sent` replied about a lock. `votes` says whether its
-/// confirmation counts.
+/// confirmation counts. If a quorum has confirmed the lock, that counts at once: the lease must not
+/// end while the reply of a node that other locks need is awaited.
 fn record(lease: &Lease, node: usize, sent: Moment, reply: &RenewReply, votes: bool) {
     let mut deadlines = lease.node_deadlines.lock();
     match reply {
         RenewReply::Renewed if votes => {
             deadlines.confirm(node, deadline_from_sent(sent, lease.claim.ttl));
+            let valid_until = deadlines.valid_until();
+            drop(deadlines);
+            if let Some(until) = valid_until {
+                lease.extend_deadline(until, clock::now());
+            }
         }
         RenewReply::Renewed => {}
         RenewReply::Gone | RenewReply::HeldByOther(_) => deadlines.revoke(node),

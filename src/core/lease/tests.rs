@@ -53,6 +53,15 @@ fn deadline_follows_the_quorum() {
 }
 
 #[test]
+fn confirmation_extends_the_deadline_and_never_shortens_it() {
+    let lease = lease(100);
+    for (until, now, deadline) in [(90, 10, 100), (120, 20, 120), (150, 120, 120)] {
+        lease.extend_deadline(at(until), at(now));
+        assert_eq!(lease.deadline(), at(deadline));
+    }
+}
+
+#[test]
 fn late_confirmation_does_not_move_the_deadline() {
     let lease = lease(100);
     assert!(!lease.update_deadline(at(900), at(100)));

@@ -91,8 +91,9 @@ impl QuorumRenewals {
         if lease.ended().is_none() {
             // A repair never shortens a lease. The next renewal does, if it must.
             let valid_until = lease.node_deadlines.lock().valid_until();
-            let until = valid_until.filter(|until| *until > lease.deadline());
-            until.map(|until| lease.update_deadline(until, now));
+            if let Some(until) = valid_until {
+                lease.extend_deadline(until, now);
+            }
         } else if !acquired.is_empty() {
             left.push(residue(lease, acquired, now));
         }
