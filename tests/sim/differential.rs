@@ -217,10 +217,10 @@ impl Pair {
             "distlock:permits",
             "distlock:kept one",
         ]);
-        let (command, data) = match self.rng.u32(..5) {
-            0 => (vec!["DEL", key], None),
-            1 | 2 => (vec!["SET", key, value], Some(Data::Text(value.into()))),
-            3 => (vec!["RPUSH", key, "20000 distlock:client:heard five"], None),
+        let data = match self.rng.u32(..5) {
+            0 => None,
+            1 | 2 => Some(Data::Text(value.into())),
+            3 => Some(Data::List([b"20000 distlock:client:heard five".to_vec()].into())),
             _ => {
                 let full = self.fake.mode == Mode::Normal;
                 self.server.config_set("maxmemory", if full { "1" } else { "0" });
@@ -228,26 +228,47 @@ impl Pair {
                 return;
             }
         };
-        if self.fake.mode == Mode::Full && command[0] != "DEL" {
-            return;
+        if self.fake.mode == Mode::Normal || data.is_none() {
+            self.put(key, data);
         }
-        let execute = |connection: &mut Connection, words: &[&str]| {
-            let mut command = redis::cmd(words[0]);
-            words[1..].iter().for_each(|word| {
-                command.arg(*word);
-            });
-            command.exec(connection).unwrap();
-        };
-        if command[0] != "DEL" {
-            execute(&mut self.real, &["DEL", key]);
+    }
+
+    /// Stores a text or a list in both servers, or deletes the key.
+    fn put(&mut self, key: &str, data: Option<Data>) {
+        redis::cmd("DEL").arg(key).exec(&mut self.real).unwrap();
+        match &data {
+            Some(Data::Text(text)) => redis::cmd("SET").arg(key).arg(text).exec(&mut self.real),
+            Some(Data::List(list)) => {
+                let entries: Vec<_> = list.iter().cloned().collect();
+                redis::cmd("RPUSH").arg(key).arg(entries).exec(&mut self.real)
+            }
+            Some(Data::Sorted(_)) | None => Ok(()),
         }
-        execute(&mut self.real, &command);
-        let list = || Data::List([b"20000 distlock:client:heard five".to_vec()].into());
-        self.fake.keys.put(
-            key.as_bytes(),
-            if command[0] == "RPUSH" { Some(list()) } else { data },
-            None,
-        );
+        .unwrap();
+        self.fake.keys.put(key.as_bytes(), data, None);
+    }
+
+    /// Stores a held lock for which others wait, and returns the usual release by its holder.
+    fn prepare_hand_over(&mut self) -> Vec<Bytes> {
+        let number = |text: &str| Some(Data::Text(text.into()));
+        let waiters = [self.entry(), self.entry()].map(String::into_bytes);
+        self.put(KEYS[0], number("one"));
+        self.put(KEYS[1], Some(Data::List(waiters.into())));
+        for key in [KEYS[2], KEYS[6]] {
+            let data = match self.rng.u32(..8) {
+                0 => None,
+                1 => number("1800000000000000"),
+                2 => number("abc"),
+                3 => number("v2 12"),
+                4 => Some(Data::List([b"one".to_vec()].into())),
+                _ => number("1700000000000000"),
+            };
+            self.put(key, data);
+        }
+        let token = if self.rng.u32(..4) == 0 { "1800000000000000" } else { "1700000000000000" };
+        let keys = [&KEYS[..3], &KEYS[6..7]].concat();
+        let args = ["1", "one", token, "1"];
+        words(&[&["EVAL", Script::Release.text(), "4"], &keys[..], &args].concat())
     }
 
     /// The values of all keys.
@@ -286,7 +307,8 @@ impl Pair {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        let request = self.call();
+        let is_hand_over = self.fake.mode == Mode::Normal && self.rng.u32(..10) == 0;
+        let request = if is_hand_over { self.prepare_hand_over() } else { self.call() };
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut self.real).unwrap();
         let mut packed = Vec::new();
         packed.extend(format!("*{}\r\n", request.len()).into_bytes());

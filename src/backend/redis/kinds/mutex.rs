@@ -27,6 +27,7 @@ pub(crate) static ACQUIRE: Script = script!(
 pub(crate) static RELEASE: Script = script!(
     2,
     "mutex/release.lua",
+    "mutex/hand_over.lua",
     "shared.lua",
     "free.lua",
     "token.lua",
