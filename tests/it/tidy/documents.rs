@@ -72,3 +72,25 @@ fn log_calls_catch_panics_of_the_logger() {
         assert!(!is_bare, "{path} logs without `log_safely!`");
     }
 }
+
+/// The tree of the sources, and the files that its text names.
+#[test]
+fn architecture_document_names_files_that_exist() {
+    let all: Vec<String> = ["src", "tests", "cli"]
+        .iter()
+        .flat_map(|folder| files(folder, &["rs", "lua"]))
+        .map(|path| format!("/{path}"))
+        .collect();
+    let page = text("docs/architecture.md");
+    let is_of_path = |letter: char| letter.is_ascii_alphanumeric() || "_./".contains(letter);
+    let named: Vec<&str> = page
+        .split(|letter| !is_of_path(letter))
+        .map(|name| name.trim_end_matches('.'))
+        .filter(|name| name.ends_with(".rs") || name.ends_with(".lua"))
+        .filter(|name| !name.contains("KIND"))
+        .collect();
+    assert!(named.len() > 100, "{named:?}");
+    let exists = |name: &str| all.iter().any(|path| path.ends_with(&format!("/{name}")));
+    let missing: Vec<_> = named.into_iter().filter(|name| !exists(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}

@@ -259,7 +259,7 @@ fn decode_group(lines: &[Value]) -> Option<GroupReport> {
     let as_holder = |(id, left_ms, count): (&[u8], i64, u64)| {
         let held_by = match held_by {
             HeldBy::Permits { .. } => HeldBy::Permits { count: Some(count) },
-            _ => HeldBy::Readers { count: Some(1) },
+            HeldBy::Readers { .. } | HeldBy::One => HeldBy::Readers { count: Some(1) },
         };
         Holder::from_member(id, left_ms, held_by)
     };

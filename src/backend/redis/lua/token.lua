@@ -1,4 +1,5 @@
--- Creating fencing tokens.
+-- Creating fencing tokens. In the usual cases of a mutex, acquire.lua, hand_over.lua and
+-- acquire_all.lua do it themselves: the token is the time then.
 -- KEYS  3 token, 4 fence
 -- ARGV  the last one is the protocol version of the client
 -- Reply none
