@@ -22,7 +22,7 @@
 
 -- Comes first in the script, because each function that a script defines takes time. The usual
 -- cases need none: a first request finds neither lock nor queue, and no token that limits the new
--- one; or it joins the queue behind others. All else is left to acquire_contended.lua.
+-- one; or it joins the queue of a held lock. All else is left to acquire_contended.lua.
 
 local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local call = redis.call
@@ -36,18 +36,24 @@ local from = now > ARGV[8] and now or ARGV[8]
 -- A client that has waited before joins the queue with its first request. It usually finds the lock
 -- held, so read the holder first.
 local holder = mode == 'join' and redis.pcall('GET', KEYS[1])
-local place
 if type(holder) == 'string' and holder ~= id then
-  place = call('RPUSH', KEYS[2], entry) - 1
+  local place = call('RPUSH', KEYS[2], entry) - 1
   -- Behind others, it learns the time left when it polls. grant_next and the polls extend the TTL
   -- of the queue.
-  if place > 0 then
-    -- as has_subscriber() in notify.lua
-    local reply = redis.pcall('PUBSUB', 'NUMSUB', string.match(entry, '^%d+ (%S+)') or '')
-    local state = (not reply[2] or reply[2] > 0) and 1 or 3
-    return nonce .. ' queued ' .. now .. ' -3 ' .. place .. ' ' .. state .. ' '
-      .. string.sub(holder, 1, 512)
+  local left = '-3'
+  if place == 0 then
+    left = call('PTTL', KEYS[1])
+    if left == -1 and ARGV[7] ~= '0' then
+      call('PEXPIRE', KEYS[1], ARGV[7])
+      left = ARGV[7]
+    end
+    call('PEXPIRE', KEYS[2], '60000') -- as in notify.lua
   end
+  -- as has_subscriber() in notify.lua
+  local reply = redis.pcall('PUBSUB', 'NUMSUB', string.match(entry, '^%d+ (%S+)') or '')
+  local state = (not reply[2] or reply[2] > 0) and 1 or 3
+  return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' '
+    .. string.sub(holder, 1, 512)
 end
 if not holder and (mode == 'try' or mode == 'join')
   and call('EXISTS', KEYS[1], KEYS[2], KEYS[3]) == 0 then

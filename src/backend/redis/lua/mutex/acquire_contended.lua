@@ -55,9 +55,8 @@ if left == -1 and ARGV[7] ~= '0' then
 end
 
 if mode == 'join' or mode == 'look' then
-  -- acquire.lua has set the place of a head of the queue that has just joined.
-  local state = place and 1 or 0
-  place = place or mode == 'look' and redis.call('LPOS', KEYS[2], entry)
+  local state = 0
+  local place = mode == 'look' and redis.call('LPOS', KEYS[2], entry)
   if not place then
     place = redis.call('RPUSH', KEYS[2], entry) - 1
     state = 1
