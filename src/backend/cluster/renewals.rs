@@ -1,7 +1,7 @@
 //! `ClusterRenewals`: renews leases on the nodes of their slots. Each lock has a request of its
 //! own, because a script may use the keys of one slot only; those to one node share a round trip.
 
-use std::{collections::BTreeMap, slice, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, slice, sync::Arc};
 
 use super::{cluster_node::Part, redirect::Redirect, router::Router};
 use crate::{
@@ -33,22 +33,24 @@ impl ClusterRenewals {
         ClusterRenewals { router, connections: BTreeMap::new() }
     }
 
-    /// Renews leases on one node. Reports those that another node must be asked about.
+    /// Renews leases on one node. Adds those that another node must be asked about to `exchanges`.
     fn renew_at(
         &mut self,
-        part: &Arc<Part>,
-        (leases, some): (&[&Arc<Lease>], &[usize]),
+        NodeExchange { part, is_asking, redirects, some }: NodeExchange,
+        leases: &[&Arc<Lease>],
         limits: &mut ExchangeLimits<'_>,
+        exchanges: &mut Vec<NodeExchange>,
         report: &mut RenewalReport,
-    ) -> Vec<(usize, Redirect)> {
+    ) {
         let now = clock::now();
-        let mut redirected = Vec::new();
         let connection =
             self.connections.entry(part.number).or_insert_with(|| part.node.reserved_connection());
-        let parts: Vec<_> = some.iter().map(|at| Parts::of(leases[*at], now)).collect();
+        // If only some keys of a lock have been moved, a request for one of them succeeds.
+        let with_token = redirects == 0;
+        let parts: Vec<_> = some.iter().map(|at| Parts::of(leases[*at], now, with_token)).collect();
         let renewals: Vec<_> = parts.iter().map(Parts::request).collect();
         let is_sharded = self.router.is_sharded();
-        let in_cluster = |request| InCluster { request, is_sharded, is_asking: false };
+        let in_cluster = |request| InCluster { request, is_sharded, is_asking };
         let requests: Vec<_> = renewals.iter().map(in_cluster).collect();
         let mut results = exchange_all(&part.node, connection, &requests, limits);
         self.router.replicas().confirm_all(&part.node, connection, &mut results, limits);
@@ -63,70 +65,59 @@ impl ClusterRenewals {
                         report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
                     }
                 }
-                Err(failure) => match self.router.note(&failure, part) {
-                    redirect @ (Redirect::Moved { .. } | Redirect::Ask(_) | Redirect::Wait) => {
-                        redirected.push((*at, redirect));
+                Err(failure) => {
+                    let redirect = self.router.note(&failure, &part);
+                    let next = self.next_node(leases[*at], &redirect);
+                    if let Some((part, is_asking)) = next.filter(|_| redirects + 1 < ASKED_MAX) {
+                        add_to(exchanges, part, is_asking, redirects + 1, *at);
+                        continue;
                     }
-                    _ => {
-                        if failure.outcome_unknown {
-                            leases[*at].on_unanswered_renewal(limits.deadline);
-                        }
-                        report.failure.get_or_insert(BackendError::Node(failure));
+                    if failure.outcome_unknown {
+                        leases[*at].on_unanswered_renewal(limits.deadline);
                     }
-                },
+                    report.failure.get_or_insert(BackendError::Node(failure));
+                }
             }
         }
-        redirected
     }
 
-    /// Renews one lease where the node said, without the token: if only some keys of a lock have
-    /// been moved, a request for one of them succeeds.
-    fn renew_redirected(
-        &mut self,
-        lease: &Arc<Lease>,
-        mut redirect: Redirect,
-        deadline: Moment,
-    ) -> Result<Renewal, NodeError> {
-        let Some(slot) = lease.claim.key.slot() else { return Err(unknown_slot()) };
-        let now = clock::now();
-        let parts = Parts::of(lease, now).without_token();
-        let request = parts.request();
-        let mut failure = None;
-        for _ in 0..ASKED_MAX {
-            let (part, is_asking) = match &redirect {
-                Redirect::Ask(name) => (self.router.part(name)?, true),
-                _ => (self.router.owner(slot, deadline)?, false),
-            };
-            let connection = self
-                .connections
-                .entry(part.number)
-                .or_insert_with(|| part.node.reserved_connection());
-            match self.router.ask_over(&part, connection, &request, is_asking, deadline) {
-                Ok(exchange) => {
-                    let reply = exchange.reply.1.into_iter().zip(request.ttls()).next();
-                    self.router.replicas().confirm(&part.node, connection, deadline)?;
-                    return reply
-                        .map(|(reply, ttl)| conclude(lease, exchange.sent, ttl, reply))
-                        .ok_or_else(|| NodeError::protocol("its reply lacks a lock"));
-                }
-                Err(error) => {
-                    if error.outcome_unknown {
-                        lease.on_unanswered_renewal(deadline);
-                    }
-                    redirect = self.router.note(&error, &part);
-                    failure = Some(error);
-                }
+    /// Returns the node that a redirect names, and whether it may not serve the slot yet.
+    fn next_node(&self, lease: &Lease, redirect: &Redirect) -> Option<(Arc<Part>, bool)> {
+        match redirect {
+            Redirect::Ask(name) => Some((self.router.part(name).ok()?, true)),
+            Redirect::Moved { .. } | Redirect::Wait => {
+                Some((self.router.known_owner(lease.claim.key.slot()?)?, false))
             }
-            if !matches!(redirect, Redirect::Moved { .. } | Redirect::Ask(_)) {
-                break;
-            }
+            Redirect::Unavailable | Redirect::None => None,
         }
-        Err(failure.unwrap_or_else(unknown_slot))
     }
 }
 
-fn unknown_slot() -> NodeError {
-    NodeError::not_sent(std::io::ErrorKind::NotFound.into())
+/// One exchange with a node.
+struct NodeExchange {
+    part: Arc<Part>,
+    /// The node may not serve the slots yet.
+    is_asking: bool,
+    /// Number of nodes that were asked about these leases before.
+    redirects: usize,
+    /// Indexes of the leases.
+    some: Vec<usize>,
+}
+
+/// Adds a lease to the exchange with this node.
+fn add_to(
+    exchanges: &mut Vec<NodeExchange>,
+    part: Arc<Part>,
+    is_asking: bool,
+    redirects: usize,
+    at: usize,
+) {
+    let key = (part.number, is_asking, redirects);
+    let same = |one: &&mut NodeExchange| (one.part.number, one.is_asking, one.redirects) == key;
+    match exchanges.iter_mut().find(same) {
+        Some(exchange) => exchange.some.push(at),
+        None => exchanges.push(NodeExchange { part, is_asking, redirects, some: vec![at] }),
+    }
 }
 
 impl LeaseRenewals for ClusterRenewals {
@@ -140,38 +131,28 @@ impl LeaseRenewals for ClusterRenewals {
         };
         let timeout = renewal_timeout(&limits, self.router.operation_timeout);
         let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
-        let mut by_part: BTreeMap<u64, (Arc<Part>, Vec<usize>)> = BTreeMap::new();
+        let mut exchanges = Vec::new();
         for (at, lease) in leases.iter().enumerate() {
             let owner = lease.claim.key.slot().map(|slot| self.router.owner(slot, deadline));
             match owner {
-                Some(Ok(part)) => {
-                    by_part.entry(part.number).or_insert_with(|| (part, Vec::new())).1.push(at)
-                }
+                Some(Ok(part)) => add_to(&mut exchanges, part, false, 0, at),
                 Some(Err(failure)) => {
                     report.failure.get_or_insert(BackendError::Node(failure));
                 }
                 None => {}
             }
         }
-        // A node that does not reply must not delay the others.
-        let mut by_part: Vec<_> = by_part.into_values().collect();
-        by_part.sort_by_key(|(part, _)| part.failed_at());
-        let mut redirected = Vec::new();
-        let parts = by_part.len();
-        for (done, (part, some)) in by_part.iter().enumerate() {
+        loop {
+            // A node that does not reply must not delay the others.
+            exchanges.sort_by_key(|exchange| Reverse(exchange.part.failed_at()));
+            let share = u32::try_from(exchanges.len()).unwrap_or(u32::MAX);
+            let Some(exchange) = exchanges.pop() else { break };
             let now = clock::now();
-            let share = u32::try_from(parts - done).unwrap_or(u32::MAX);
             let until = now.saturating_add(deadline.duration_since(now) / share);
             let connect_by = connect_by(now, until, &limits, self.router.operation_timeout);
             let mut limits =
                 ExchangeLimits { deadline: until, connect_by, check: &mut *limits.check };
-            redirected.extend(self.renew_at(part, (leases, some), &mut limits, &mut report));
-        }
-        for (at, redirect) in redirected {
-            match self.renew_redirected(leases[at], redirect, deadline) {
-                Ok(renewal) => report.renewals[at] = renewal,
-                Err(failure) => drop(report.failure.get_or_insert(BackendError::Node(failure))),
-            }
+            self.renew_at(exchange, leases, &mut limits, &mut exchanges, &mut report);
         }
         self.connections.retain(|number, _| self.router.has_part(*number));
         report
@@ -189,19 +170,18 @@ enum Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn of(lease: &'a Lease, now: Moment) -> Parts<'a> {
+    fn of(lease: &'a Lease, now: Moment, with_token: bool) -> Parts<'a> {
         match member_renewal(lease, now) {
-            Some(member) => Parts::Member(member),
-            None => Parts::Alone(renewal_request(lease, now)),
+            Some(mut member) => {
+                member.refresh_token &= with_token;
+                Parts::Member(member)
+            }
+            None => {
+                let mut renewal = renewal_request(lease, now);
+                renewal.token_key = renewal.token_key.filter(|_| with_token);
+                Parts::Alone(renewal)
+            }
         }
-    }
-
-    fn without_token(mut self) -> Parts<'a> {
-        match &mut self {
-            Parts::Alone(renewal) => renewal.token_key = None,
-            Parts::Member(renewal) => renewal.refresh_token = false,
-        }
-        self
     }
 
     fn request(&self) -> RenewSome<'_> {

@@ -23,7 +23,7 @@ use crate::{
         error::NodeError,
         redis::{
             Connection, ConnectionPool, Endpoint, Exchange, RedisNode, RedisSettings, Replicas,
-            Request, Urgency, exchange, exchange_asking, requests_and_replies::InCluster,
+            Request, Urgency, exchange, requests_and_replies::InCluster,
         },
     },
     observe::Observer,
@@ -221,11 +221,7 @@ impl Router {
         deadline: Moment,
     ) -> Result<Exchange<C::Reply>, NodeError> {
         let request = InCluster { request, is_sharded: self.is_sharded(), is_asking };
-        if is_asking {
-            exchange_asking(&part.node, connection, &request, deadline)
-        } else {
-            exchange(&part.node, connection, &request, deadline)
-        }
+        exchange(&part.node, connection, &request, deadline)
     }
 
     /// Records what a failure says about the cluster, and returns it.

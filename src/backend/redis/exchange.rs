@@ -22,22 +22,6 @@ pub(crate) fn exchange<C: Request>(
     exchange_over(node, connection, request, deadline, |connection| connection.receive(deadline))
 }
 
-/// Like [`exchange`], for a node of a cluster that does not serve the slot of the keys yet. The
-/// request sends `ASKING` ahead.
-pub(crate) fn exchange_asking<C: Request>(
-    node: &RedisNode,
-    connection: &mut Connection,
-    request: &C,
-    deadline: Moment,
-) -> Result<Exchange<C::Reply>, NodeError> {
-    connect(node, connection, deadline)?;
-    exchange_over(node, connection, request, deadline, |connection| {
-        // If `ASKING` is refused, the node redirects the request.
-        connection.receive(deadline)?;
-        connection.receive(deadline)
-    })
-}
-
 /// Connects on this thread, if necessary.
 pub(crate) fn connect(
     node: &RedisNode,
@@ -115,7 +99,10 @@ fn exchange_some<C: Request>(
     match node.send_all(connection, rest, limits.deadline) {
         Ok(sent) => {
             // An error reply may close the socket, so the others are read first.
-            let replies: Vec<_> = sent.iter().map(|_| receive_within(connection, limits)).collect();
+            let mut receive = |request| {
+                receive_reply(connection, request, |connection| receive_within(connection, limits))
+            };
+            let replies: Vec<_> = rest.iter().map(|request| receive(*request)).collect();
             for ((request, sent), reply) in rest.iter().zip(sent).zip(replies) {
                 results
                     .push(reply.and_then(|reply| node.decode(connection, *request, sent, reply)));
@@ -124,6 +111,19 @@ fn exchange_some<C: Request>(
         Err(failure) => results.extend(rest.iter().map(|_| Err(failure.clone()))),
     }
     results
+}
+
+/// Reads the reply to a request with `receive`, after the one to `ASKING` if that was sent ahead.
+fn receive_reply<C: Request>(
+    connection: &mut Connection,
+    request: &C,
+    mut receive: impl FnMut(&mut Connection) -> Result<Value, NodeError>,
+) -> Result<Value, NodeError> {
+    if request.is_asking() {
+        // If `ASKING` is refused, the node redirects the request.
+        receive(connection)?;
+    }
+    receive(connection)
 }
 
 /// Reads one reply. If it is not awaited any more, the connection stays open, and the reply counts
@@ -197,7 +197,7 @@ fn exchange_over<C: Request>(
     let mut script_ref = ScriptRef::Hash;
     loop {
         let in_flight = node.send(connection, request, script_ref, deadline)?;
-        let value = receive(connection)?;
+        let value = receive_reply(connection, request, &mut receive)?;
         match (node.decode(connection, request, in_flight, value), script_ref) {
             (Err(failure), ScriptRef::Hash) if failure.is_unknown_script() => {
                 script_ref = ScriptRef::Source;

@@ -49,7 +49,7 @@ pub(crate) use self::{
     cleanup::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
     connection::Connection,
     declare_new::declare_new,
-    exchange::{ExchangeLimits, connect, exchange, exchange_all, exchange_asking, exchange_within},
+    exchange::{ExchangeLimits, connect, exchange, exchange_all, exchange_within},
     fields::{GrantMessage, PubSubMessage, write_command},
     framed_socket::LateReader,
     grant_stream::RedisGrantStream,

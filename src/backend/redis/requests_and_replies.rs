@@ -54,6 +54,10 @@ impl<C: Request> Request for InCluster<'_, C> {
         C::server_us(reply)
     }
 
+    fn is_asking(&self) -> bool {
+        self.is_asking
+    }
+
     fn script(&self) -> Option<&'static Script> {
         self.request.script()
     }

@@ -79,6 +79,11 @@ pub(crate) trait Request {
     fn server_us(_: &Self::Reply) -> Option<u64> {
         None
     }
+
+    /// Whether `ASKING` goes ahead of the request, so that its reply is the second one.
+    fn is_asking(&self) -> bool {
+        false
+    }
 }
 
 impl Script {

@@ -116,6 +116,34 @@ fn node_that_hangs_delays_no_renewal_of_the_others() {
     hanging.cont();
 }
 
+/// The node that is receiving a slot hangs, and the lock is there already.
+///
+/// Fault: N235
+#[test]
+fn redirect_to_a_node_that_hangs_delays_no_renewal() {
+    let cluster = Cluster::start_with(3, false, &partial_coverage);
+    let mgr = RedisMgr::new(config(&cluster).operation_timeout(20 * SECOND)).unwrap();
+    let moved = mgr.lock("x").unwrap();
+    let slot = slot(&cluster, "x");
+    let (from, to) = cluster.begin_move(slot);
+    cluster.move_keys(slot, from, to, &["lock:x"]);
+    let is_there = |name: &&&str| cluster.owner(self::slot(&cluster, name)).port() == from.port();
+    let name = NAMES.iter().find(is_there).expect("the locks are on all nodes");
+    let short = mgr.lock_with(name, &with_ttl(8 * SECOND)).unwrap();
+    moved.renew().unwrap();
+    to.stop();
+    let renewed = mgr.metrics().renewals();
+    std::thread::scope(|threads| {
+        threads.spawn(|| moved.renew().unwrap_err());
+        eventually("the other lock is renewed", TEST_TIMEOUT, || {
+            !short.is_held() || mgr.metrics().renewals() >= renewed + 2
+        });
+        assert!(short.is_held(), "{name} was lost");
+        to.cont();
+        mgr.shutdown();
+    });
+}
+
 /// One thread asks for the map of the slots, and the others wait for its result.
 ///
 /// Fault: N194

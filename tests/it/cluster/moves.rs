@@ -67,14 +67,15 @@ fn lock_is_kept_and_released_while_its_keys_are_on_two_nodes() {
     let cluster = Cluster::start(2);
     let mgr = manager(&cluster);
     let guard = mgr.lock_with("x", &with_ttl(2 * SECOND)).unwrap();
+    let same_slot = mgr.lock_with("{lock:x}", &with_ttl(2 * SECOND)).unwrap();
     let slot = slot(&cluster, "x");
     let (from, to) = cluster.begin_move(slot);
-    cluster.move_keys(slot, from, to, &["lock:x"]);
+    cluster.move_keys(slot, from, to, &["lock:x", "lock:{lock:x}"]);
     let renewed = mgr.metrics().renewals();
-    eventually("it is renewed at the new node", TEST_TIMEOUT, || {
-        mgr.metrics().renewals() >= renewed + 6
+    eventually("they are renewed at the new node", TEST_TIMEOUT, || {
+        mgr.metrics().renewals() >= renewed + 12
     });
-    assert!(guard.is_held());
+    assert!(guard.is_held() && same_slot.is_held());
     // The script needs keys of both nodes, so it waits for the end of the move.
     let releasing = std::thread::spawn(move || guard.release());
     let refused = || from.refusals("TRYAGAIN") + to.refusals("TRYAGAIN");
