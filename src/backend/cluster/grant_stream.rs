@@ -376,7 +376,7 @@ impl ClusterGrantStream {
             return;
         };
         let pause = match self.router.note(&failure, &link.part) {
-            Redirect::Moved { .. } => Duration::ZERO,
+            Redirect::Moved { .. } => self.subscriptions.on_redirect(slot),
             Redirect::None => {
                 if !std::mem::replace(&mut self.refusal_logged, true) {
                     let (server, reason) = (link.part.node.label(), &failure.kind);

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     backend::Wake,
+    core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
     sys::{
         clock::{self, Moment},
         sync::Mutex,
@@ -36,6 +37,8 @@ struct Slot {
     /// Earliest time of the next try.
     retry_at: Moment,
     used_at: Moment,
+    /// Number of redirects since it was subscribed last.
+    redirects: u32,
 }
 
 impl Subscriptions {
@@ -48,7 +51,8 @@ impl Subscriptions {
             return known.is_up;
         }
         let epoch = Moment::from_nanos(0);
-        let new = Slot { is_up: false, up_since: epoch, retry_at: epoch, used_at: now };
+        let new =
+            Slot { is_up: false, up_since: epoch, retry_at: epoch, used_at: now, redirects: 0 };
         state.slots.insert(slot, new);
         state.change();
         false
@@ -91,8 +95,20 @@ impl Subscriptions {
         if let Some(known) = self.0.lock().slots.get_mut(&slot) {
             (known.is_up, known.retry_at) = (is_up, retry_at);
             if is_up {
-                known.up_since = clock::now();
+                (known.up_since, known.redirects) = (clock::now(), 0);
             }
+        }
+    }
+
+    /// Returns the pause before the slot is subscribed at the node that a redirect names. There is
+    /// none after the first redirect. Nodes that disagree could redirect without end.
+    pub(super) fn on_redirect(&self, slot: u16) -> Duration {
+        let mut state = self.0.lock();
+        let Some(known) = state.slots.get_mut(&slot) else { return Duration::ZERO };
+        known.redirects = known.redirects.saturating_add(1);
+        match known.redirects {
+            1 => Duration::ZERO,
+            more => retry_backoff(more, RETRY_PAUSE_MAX, clock::now().as_nanos()),
         }
     }
 }

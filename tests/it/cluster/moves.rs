@@ -1,5 +1,7 @@
 //! Slots that move to other nodes.
 
+use std::time::Instant;
+
 use super::*;
 
 /// Fault: N174
@@ -54,6 +56,42 @@ fn idle_waiter_is_notified_by_the_new_node() {
             .unwrap()
             .unwrap_released();
     }
+}
+
+/// Each of two nodes replies that the other one serves the slot.
+///
+/// Fault: N236
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the test measures with a clock of its own")]
+fn nodes_that_redirect_to_each_other_are_asked_seldom() {
+    if !Cluster::has_sharded_channels() {
+        // Such servers redirect no subscription.
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let (holder, waiter) = (manager(&cluster), manager(&cluster));
+    let held = holder.lock("x").unwrap();
+    let waiting = spawn_waiter(&waiter, "x", 0);
+    let slot = slot(&cluster, "x");
+    let (from, to) = cluster.begin_move(slot);
+    cluster.move_keys(slot, from, to, &[]);
+    from.cli(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to.node_id()]);
+    let redirects = || redirected_subscriptions(from) + redirected_subscriptions(to);
+    eventually("the waiter is redirected", TEST_TIMEOUT, || redirects() > 0);
+    let (begun, before) = (Instant::now(), redirects());
+    eventually("it is redirected again", TEST_TIMEOUT, || redirects() >= before + 8);
+    assert!(begun.elapsed() > SECOND, "8 redirects within {:?}", begun.elapsed());
+    cluster.end_move(slot, from, to);
+    held.release().unwrap().unwrap_released();
+    let next = completes_within(CALL_LIMIT, "the hand-over", || waiting.join().unwrap());
+    next.release().unwrap().unwrap_released();
+}
+
+fn redirected_subscriptions(node: &RedisServer) -> u64 {
+    let stats: String = node.query(&["INFO", "commandstats"]);
+    let line = stats.lines().find(|line| line.starts_with("cmdstat_ssubscribe:"));
+    let rejected = line.and_then(|line| line.split_once("rejected_calls=")?.1.split(',').next());
+    rejected.map_or(0, |count| count.parse().expect("a number"))
 }
 
 fn subscribers(node: &RedisServer) -> usize {
