@@ -46,12 +46,16 @@ pub enum LockError {
     Timeout {
         /// The lock.
         name: String,
-        /// The holder at the end of the wait; `None` if the server did not reply.
+        /// The holder at the end of the wait; `None` if the server did not reply, or if the lock is
+        /// about to go to a thread of this process.
         holder: Option<Box<Holder>>,
         /// How long the caller waited.
         waited: Duration,
         /// The server.
         server: Arc<str>,
+        /// Whether the caller did not wait, and the lock goes to other threads of this process,
+        /// which do.
+        behind_own_threads: bool,
     },
     /// The server could not be reached, did not reply in time, or is in a temporary state (loading
     /// its data, busy with a script). The operation may have taken effect. It is safe to try again.
@@ -295,7 +299,13 @@ impl fmt::Display for LockError {
                 let held = holder.hold_clause();
                 write!(f, "lock {} {held} (according to {server})", Quoted(name))
             }
-            LockError::Timeout { name, holder, waited, server } => {
+            LockError::Timeout { name, behind_own_threads: true, .. } => write!(
+                f,
+                "could not acquire lock {}: other threads of this process wait for it, and come \
+                 first; wait too, or try again later",
+                Quoted(name)
+            ),
+            LockError::Timeout { name, holder, waited, server, .. } => {
                 write!(
                     f,
                     "lock {} did not become free within {}: ",

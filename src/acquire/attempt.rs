@@ -299,6 +299,7 @@ impl<'a> Attempt<'a> {
                 holder,
                 waited: clock::now().duration_since(self.started),
                 server,
+                behind_own_threads: false,
             },
         }
     }

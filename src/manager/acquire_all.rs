@@ -103,8 +103,14 @@ impl Manager {
             let (name, waited) = (key.name().to_owned(), span.end("not acquired"));
             match error {
                 LockError::Held { name: held, server, .. } if *held != name => {
-                    let server = server.clone();
-                    let other = LockError::Timeout { name, holder: None, waited, server };
+                    let (server, behind_own_threads) = (server.clone(), false);
+                    let other = LockError::Timeout {
+                        name,
+                        holder: None,
+                        waited,
+                        server,
+                        behind_own_threads,
+                    };
                     self.observer.not_acquired(key.name(), id, waited, &other);
                 }
                 _ => self.observer.not_acquired(key.name(), id, waited, error),

@@ -96,8 +96,9 @@ impl Manager {
                 LockError::Held { name: name.to_owned(), holder: Box::new(holder), server }
             }
             Ok(Inspection::Free) => {
-                let (holder, waited) = (None, Duration::ZERO);
-                LockError::Timeout { name: name.to_owned(), holder, waited, server }
+                let (name, waited) = (name.to_owned(), Duration::ZERO);
+                let behind_own_threads = true;
+                LockError::Timeout { name, holder: None, waited, server, behind_own_threads }
             }
             Ok(Inspection::WrongType) => self.backend.wrong_type(&claim.key),
             Err(error) => self.backend.lock_error(error, Action::Acquire, Some(name)),

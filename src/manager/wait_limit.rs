@@ -41,7 +41,7 @@ impl WaitLimit {
         match error {
             LockError::Held { name, holder, server } if self.wait != Some(Duration::ZERO) => {
                 let (holder, waited) = (Some(holder), self.waited(manager));
-                LockError::Timeout { name, holder, waited, server }
+                LockError::Timeout { name, holder, waited, server, behind_own_threads: false }
             }
             error => error,
         }

@@ -42,7 +42,8 @@ impl LockError {
     /// Returns [`Timeout`](Self::Timeout).
     pub fn timeout(name: impl Into<String>, holder: Option<Holder>, waited: Duration) -> LockError {
         let (name, holder) = (name.into(), holder.map(Box::new));
-        LockError::Timeout { name, holder, waited, server: LABEL.into() }
+        let (server, behind_own_threads) = (LABEL.into(), false);
+        LockError::Timeout { name, holder, waited, server, behind_own_threads }
     }
 
     /// Returns [`Unavailable`](Self::Unavailable).

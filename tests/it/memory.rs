@@ -202,6 +202,7 @@ mod manual {
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::support::eventually_some;
 
     #[derive(Debug, Default)]
     struct Log(Mutex<Vec<String>>);
@@ -303,6 +304,26 @@ mod manual {
         assert!(late.join().unwrap().unwrap_err().is_timeout());
         guard.release().unwrap().unwrap_released();
         served.join().unwrap().unwrap();
+    }
+
+    /// The server keeps no lock, and the window for a hand-over stays open.
+    ///
+    /// Fault: N237
+    #[test]
+    fn try_behind_threads_of_its_process_names_them() {
+        let server = MemoryServer::new();
+        let mgr = server.manager_with(|config| config.local_handover(SECOND));
+        let guard = mgr.lock("x").unwrap();
+        server.take_away("x");
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).map(drop));
+        let refused = eventually_some("it is behind the thread", TEST_TIMEOUT, || {
+            mgr.try_lock("x").map(drop).err()
+        });
+        assert!(refused.is_contended(), "{refused:?}");
+        let text = refused.to_string();
+        assert!(text.contains("other threads of this process wait for it"), "{text}");
+        drop(guard);
+        waiting.join().unwrap().unwrap();
     }
 
     #[test]
