@@ -1,6 +1,6 @@
 //! `LockManager`: what all lock managers can do.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 #[cfg(feature = "mysql")]
 use crate::mysql_manager::MySqlMgr;
@@ -11,13 +11,15 @@ use crate::{
     guard::LockGuard,
     lock_info::{LockInfo, Released},
     multi_guard::MultiGuard,
+    observe::metrics::Metrics,
     redis_manager::RedisMgr,
     reentrant::ReentrantGuard,
     rw_lock::RwLock,
     semaphore::Semaphore,
 };
 
-/// A lock manager, wherever its locks are kept: for code that takes any.
+/// A lock manager, wherever its locks are kept: for code that takes any. References, boxes and
+/// [`Arc`]s of managers are managers too.
 ///
 /// A fake for tests needs only `lock_with`, `holder` and `shutdown`. What it does not implement
 /// either calls these, or fails with [`LockError::InvalidOptions`]. See
@@ -153,6 +155,12 @@ pub trait LockManager: fmt::Debug + Send + Sync {
         Err(cannot("measure the time of an exchange"))
     }
 
+    /// Returns the counters and timings of the manager; empty if it has none. See
+    /// [`RedisMgr::metrics`].
+    fn metrics(&self) -> Metrics {
+        Metrics::default()
+    }
+
     /// Returns the server as named in messages; the name of the manager's type if there is none.
     fn server(&self) -> &str {
         std::any::type_name::<Self>()
@@ -168,81 +176,63 @@ fn cannot(action: &str) -> LockError {
     LockError::InvalidOptions { reason }
 }
 
+/// Defines methods as those of the type `$target`.
+macro_rules! forward {
+    ($target:ty; $(fn $method:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $method(&self, $($arg: $type),*) -> $result {
+            <$target>::$method(self, $($arg),*)
+        })*
+    };
+}
+
+/// Implements the trait for `$manager`, with the methods of the type `$target`.
 macro_rules! lock_manager {
-    ($manager:ty) => {
-        impl LockManager for $manager {
-            fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
-                self.lock_with(name, options)
-            }
-
-            fn lock_all_with(&self, names: &[&str], options: &LockOptions) -> Result<MultiGuard> {
-                self.lock_all_with(names, options)
-            }
-
-            fn rw_lock(&self, name: &str) -> Result<RwLock> {
-                self.rw_lock(name)
-            }
-
-            fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
-                self.semaphore(name, limit)
-            }
-
-            fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
-                self.adopt(detached)
-            }
-
-            fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
-                self.lock_reentrant(name)
-            }
-
-            fn acquire_lock(
-                &self,
-                name: &str,
-                lock_timeout: Duration,
-                acquire_timeout: Duration,
-            ) -> Result<Option<String>> {
-                self.acquire_lock(name, lock_timeout, acquire_timeout)
-            }
-
-            fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
-                self.release_lock(name, id)
-            }
-
-            fn holder(&self, name: &str) -> Result<Option<Holder>> {
-                self.holder(name)
-            }
-
-            fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
-                self.locks(pattern)
-            }
-
-            fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
-                self.lock_info(name)
-            }
-
-            fn force_release(&self, name: &str) -> Result<bool> {
-                self.force_release(name)
-            }
-
-            fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
-                self.force_release_if(name, id)
-            }
-
-            fn ping(&self) -> Result<Duration> {
-                self.ping()
+    ($manager:ty, $target:ty $(, $generic:ident)?) => {
+        impl$(<$generic: LockManager + ?Sized>)? LockManager for $manager {
+            forward! {
+                $target;
+                fn lock_with(name: &str, options: &LockOptions) -> Result<LockGuard>;
+                fn lock(name: &str) -> Result<LockGuard>;
+                fn try_lock(name: &str) -> Result<LockGuard>;
+                fn try_lock_for(name: &str, wait: Duration) -> Result<LockGuard>;
+                fn lock_all_with(names: &[&str], options: &LockOptions) -> Result<MultiGuard>;
+                fn lock_all(names: &[&str]) -> Result<MultiGuard>;
+                fn try_lock_all(names: &[&str]) -> Result<MultiGuard>;
+                fn try_lock_all_for(names: &[&str], wait: Duration) -> Result<MultiGuard>;
+                fn rw_lock(name: &str) -> Result<RwLock>;
+                fn semaphore(name: &str, limit: u32) -> Result<Semaphore>;
+                fn adopt(detached: &Detached) -> Result<LockGuard>;
+                fn lock_reentrant(name: &str) -> Result<ReentrantGuard>;
+                fn acquire_lock(
+                    name: &str,
+                    lock_timeout: Duration,
+                    acquire_timeout: Duration
+                ) -> Result<Option<String>>;
+                fn release_lock(name: &str, id: &str) -> Result<bool>;
+                fn holder(name: &str) -> Result<Option<Holder>>;
+                fn is_locked(name: &str) -> Result<bool>;
+                fn locks(pattern: &str) -> Result<Vec<LockInfo>>;
+                fn lock_info(name: &str) -> Result<Option<LockInfo>>;
+                fn force_release(name: &str) -> Result<bool>;
+                fn force_release_if(name: &str, id: &str) -> Result<Released>;
+                fn ping() -> Result<Duration>;
+                fn metrics() -> Metrics;
             }
 
             fn server(&self) -> &str {
-                self.server()
+                <$target>::server(self)
             }
 
             fn shutdown(&self) {
-                self.shutdown();
+                <$target>::shutdown(self);
             }
         }
     };
 }
 
-lock_manager!(RedisMgr);
+lock_manager!(RedisMgr, RedisMgr);
 #[cfg(feature = "mysql")]
-lock_manager!(MySqlMgr);
+lock_manager!(MySqlMgr, MySqlMgr);
+lock_manager!(&M, M, M);
+lock_manager!(Box<M>, M, M);
+lock_manager!(Arc<M>, M, M);

@@ -181,6 +181,16 @@ impl MySqlMgr {
         run_and_release(self.lock(name)?, work)
     }
 
+    /// As [`RedisMgr::with_lock_with`](crate::RedisMgr::with_lock_with).
+    pub fn with_lock_with<T>(
+        &self,
+        name: &str,
+        options: &LockOptions,
+        work: impl FnOnce(&LockGuard) -> T,
+    ) -> Result<T> {
+        run_and_release(self.lock_with(name, options)?, work)
+    }
+
     /// Acquires a lock that its thread can acquire again. As
     /// [`RedisMgr::lock_reentrant`](crate::RedisMgr::lock_reentrant).
     pub fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {

@@ -203,6 +203,30 @@ impl RedisMgr {
         run_and_release(self.lock(name)?, work)
     }
 
+    /// Like [`with_lock`](Self::with_lock), with `options`.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # let mgr = distlock::testing::MemoryServer::new().manager();
+    /// let options = distlock::LockOptions::new().wait(std::time::Duration::from_secs(5));
+    /// let token = mgr.with_lock_with("orders:42", &options, |guard| guard.fencing_token())?;
+    /// # assert!(token.as_u64() > 0);
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock_with`](Self::lock_with) and [`with_lock`](Self::with_lock).
+    pub fn with_lock_with<T>(
+        &self,
+        name: &str,
+        options: &LockOptions,
+        work: impl FnOnce(&LockGuard) -> T,
+    ) -> Result<T> {
+        run_and_release(self.lock_with(name, options)?, work)
+    }
+
     /// Acquires the lock for the calling thread, which may then acquire it again without a round
     /// trip. Waits without a time limit.
     ///

@@ -141,8 +141,15 @@ fn fake_manager_needs_three_methods() {
 /// Each method of the trait is that of the manager, not the one that refuses.
 #[test]
 fn manager_behind_the_trait_refuses_nothing() {
-    let mgr = MemoryServer::new().manager();
-    let locks: &dyn LockManager = &mgr;
+    let manager = || MemoryServer::new().manager();
+    let mgr = manager();
+    expect_no_refusal(&mgr);
+    expect_no_refusal(Arc::new(mgr));
+    expect_no_refusal(manager());
+    expect_no_refusal(Box::new(manager()) as Box<dyn LockManager>);
+}
+
+fn expect_no_refusal(locks: impl LockManager) {
     drop(locks.lock_all(&["a", "b"]).unwrap());
     drop(locks.rw_lock("r").unwrap().read().unwrap());
     drop(locks.semaphore("s", 2).unwrap().acquire().unwrap());
@@ -157,4 +164,5 @@ fn manager_behind_the_trait_refuses_nothing() {
     assert_eq!(gone, distlock::Released::Gone);
     assert_eq!(locks.ping().unwrap(), std::time::Duration::ZERO);
     assert_eq!(locks.server(), "memory");
+    assert!(locks.metrics().acquired() > 0);
 }

@@ -157,6 +157,11 @@ fn with_lock_returns_the_result_or_the_loss() {
     let mgr = RedisMgr::new(config_long_timeouts(server.url()).ttl(3 * SECOND)).unwrap();
     let token = mgr.with_lock("x", |guard| guard.fencing_token()).unwrap();
     assert!(mgr.lock("x").unwrap().fencing_token() > token);
+    let held = mgr.lock("held").unwrap();
+    let no_wait = LockOptions::new().wait(Duration::ZERO);
+    assert!(mgr.with_lock_with("held", &no_wait, |_| ()).unwrap_err().is_contended());
+    drop(held);
+    mgr.with_lock_with("held", &no_wait, |_| ()).unwrap();
     let lost = |work: &dyn Fn(&distlock::LockGuard)| match mgr.with_lock("x", |guard| work(guard)) {
         Err(distlock::LockError::Lost { name, why, .. }) => {
             assert_eq!(name, "x");
