@@ -322,6 +322,24 @@ impl LockGuard {
         }
     }
 
+    /// Logs that a guard was dropped whose lock had been reported as lost.
+    pub(crate) fn log_drop_after_loss(&self) {
+        if fork::is_forked_child() {
+            return;
+        }
+        match self.lease.reported_loss(clock::now()) {
+            // The program has ended its locks itself.
+            None | Some((LockLost::Shutdown, _)) => {}
+            Some((why, ago)) => log_safely!(
+                warn,
+                "the guard of lock {} was dropped {} after the lock was lost: {why}; work done \
+                 since then was not protected",
+                Quoted(self.name()),
+                HumanDuration(ago)
+            ),
+        }
+    }
+
     pub(crate) fn release_in_place(&mut self) -> Result<Released> {
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
         manager.release(|inner, timeout| inner.release(held, timeout)).ok_or(LockError::Shutdown)?
@@ -329,7 +347,7 @@ impl LockGuard {
 
     /// Releases the locks of several guards of one manager, the last one first. Returns the first
     /// outcome that is not [`Released::Released`].
-    pub(crate) fn release_all(mut guards: Vec<LockGuard>) -> Result<Released> {
+    pub(crate) fn release_all(guards: &mut [LockGuard]) -> Result<Released> {
         let parts: Option<Vec<_>> = guards.iter_mut().map(LockGuard::take_parts).collect();
         let (held, mut managers): (_, Vec<_>) = parts.ok_or(LockError::Forked)?.into_iter().unzip();
         // Only the last one may be the last guard of the manager.
@@ -372,17 +390,7 @@ impl Drop for LockGuard {
         let Some((held, manager)) = self.take_parts() else { return };
         let released = manager.release(|inner, timeout| inner.release_on_drop(held, timeout));
         self.log_failed_release(released);
-        match self.lease.reported_loss(clock::now()) {
-            // The program has ended its locks itself.
-            None | Some((LockLost::Shutdown, _)) => {}
-            Some((why, ago)) => log_safely!(
-                warn,
-                "the guard of lock {} was dropped {} after the lock was lost: {why}; work done \
-                 since then was not protected",
-                Quoted(self.name()),
-                HumanDuration(ago)
-            ),
-        }
+        self.log_drop_after_loss();
     }
 }
 

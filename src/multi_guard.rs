@@ -121,7 +121,7 @@ impl MultiGuard {
     ///
     /// As for [`LockGuard::release`].
     pub fn release(mut self) -> Result<Released> {
-        LockGuard::release_all(std::mem::take(&mut self.guards))
+        LockGuard::release_all(&mut std::mem::take(&mut self.guards))
     }
 
     /// Releases all locks in the background. See [`LockGuard::release_later`]. In a database, this
@@ -158,16 +158,16 @@ fn acquire_in_order(
 
 /// Releases locks without waiting, in reverse. In a database, where each release waits for its
 /// reply, releases all within one operation timeout.
-fn release_later(guards: Vec<LockGuard>) {
+fn release_later(mut guards: Vec<LockGuard>) {
     if guards.first().is_some_and(LockGuard::can_release_in_background) {
         guards.into_iter().rev().for_each(LockGuard::release_later);
     } else {
-        release_on_drop(guards);
+        release_on_drop(&mut guards);
     }
 }
 
 /// Releases locks for a caller that does not need the outcome.
-fn release_on_drop(guards: Vec<LockGuard>) {
+fn release_on_drop(guards: &mut [LockGuard]) {
     match LockGuard::release_all(guards) {
         Ok(_) | Err(LockError::Forked | LockError::Shutdown) => {}
         // Its message says whether the release is retried.
@@ -208,11 +208,14 @@ fn check(names: &[&str], options: &LockOptions) -> Result<()> {
 
 impl Drop for MultiGuard {
     fn drop(&mut self) {
-        let guards = std::mem::take(&mut self.guards);
-        if guards.first().is_some_and(LockGuard::is_released_in_background) {
-            release_later(guards);
+        let in_background = |guard: &LockGuard| {
+            guard.is_released_in_background() && guard.can_release_in_background()
+        };
+        if self.guards.first().is_some_and(in_background) {
+            while self.guards.pop().is_some() {}
         } else {
-            release_on_drop(guards);
+            release_on_drop(&mut self.guards);
+            self.guards.iter().for_each(LockGuard::log_drop_after_loss);
         }
     }
 }

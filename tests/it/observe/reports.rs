@@ -71,10 +71,22 @@ fn drop_of_a_lost_guard_is_logged_with_its_reason() {
     expect_loss(&released);
     let _ = released.release();
     drop(mgr.lock("held").unwrap());
+    // Of several locks, only that which was lost is named.
+    for in_background in [false, true] {
+        let names = if in_background { ["a", "b"] } else { ["c", "d"] };
+        let options = with_ttl(3 * SECOND).release_in_background(in_background);
+        let several = mgr.lock_all_with(names, &options).unwrap();
+        server.cli(&["DEL", &format!("lock:{}", names[1])]);
+        let why = several.lost().recv_timeout(TEST_TIMEOUT).expect("the loss is reported");
+        assert_eq!(why, LockLost::Gone);
+        drop(several);
+        assert_eq!(names.map(dropped), [0, 1], "{:?}", logged.lock());
+    }
     let until_shutdown = mgr.lock("until shutdown").unwrap();
+    let all_until_shutdown = mgr.lock_all(["several", "until shutdown too"]).unwrap();
     mgr.shutdown();
-    drop(until_shutdown);
-    assert_eq!(count(logged, "was dropped"), 1, "{:?}", logged.lock());
+    drop((until_shutdown, all_until_shutdown));
+    assert_eq!(count(logged, "was dropped"), 3, "{:?}", logged.lock());
 }
 
 /// What a minority of the nodes keeps is not reported, unless it includes the queue node.
