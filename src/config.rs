@@ -415,7 +415,7 @@ impl fmt::Debug for Config {
             .field("replicas", &self.replicas.count)
             .field("fail_fast", &self.fail_fast)
             .field("events", &self.handlers)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
