@@ -18,7 +18,7 @@ use super::{
     channel_of_slot,
     cluster_node::Part,
     node_link::{Link, LinkState, Received},
-    redirect::Redirect,
+    redirect_reply::Redirect,
     router::Router,
     subscriptions::Subscriptions,
 };

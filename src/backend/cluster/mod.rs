@@ -8,7 +8,7 @@ mod list;
 mod map;
 mod map_request;
 mod node_link;
-mod redirect;
+mod redirect_reply;
 mod renewals;
 mod router;
 mod subscriptions;

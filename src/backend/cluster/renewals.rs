@@ -3,7 +3,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, slice, sync::Arc};
 
-use super::{cluster_node::Part, redirect::Redirect, router::Router};
+use super::{cluster_node::Part, redirect_reply::Redirect, router::Router};
 use crate::{
     backend::{
         LeaseRenewals, Renewal, RenewalLimits, RenewalReport,

@@ -14,7 +14,7 @@ use super::{
     cluster_node::Part,
     map::{NODES_MAX, SlotMap},
     map_request::map_of,
-    redirect::{Redirect, SEE_DOCTOR, passing},
+    redirect_reply::{Redirect, SEE_DOCTOR, passing},
 };
 use crate::{
     backend::{

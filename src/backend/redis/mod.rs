@@ -6,11 +6,11 @@ mod acquisition;
 pub(crate) mod adopt;
 mod backend;
 mod background_connect;
-#[cfg(feature = "tls")]
-mod certificates;
 mod cleanup;
 mod connection;
 mod declare_new;
+#[cfg(feature = "tls")]
+mod examine_certificates;
 mod exchange;
 mod fields;
 mod framed_socket;
@@ -41,7 +41,7 @@ mod yielding;
 #[cfg(feature = "testing")]
 pub(crate) use self::acquisition::PLACE;
 #[cfg(feature = "tls")]
-pub(crate) use self::certificates::certificates;
+pub(crate) use self::examine_certificates::certificates;
 pub(crate) use self::{
     acquisition::{ClaimServer, RedisAcquisition, ask_for_lock},
     backend::{RedisBackend, RedisSettings},

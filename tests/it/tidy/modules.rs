@@ -40,7 +40,7 @@ const PURE: [&str; 39] = [
     "core/cluster_slot.rs",
     "backend/feature.rs",
     "backend/cluster/map.rs",
-    "backend/cluster/redirect.rs",
+    "backend/cluster/redirect_reply.rs",
     "backend/redlock/footprint.rs",
     "backend/redlock/round_pauses.rs",
     "backend/redlock/renewals/tally.rs",
