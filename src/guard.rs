@@ -101,7 +101,7 @@ impl LockGuard {
 
     /// Returns the fencing token of this acquisition. It never changes, even if the lock is lost.
     pub fn fencing_token(&self) -> FencingToken {
-        self.lease.token
+        self.lease.token()
     }
 
     /// Returns true while the lease is valid. Compares a local deadline with the clock: no round

@@ -1,6 +1,6 @@
 //! `LockKey`: a validated lock name, and the Redis keys derived from it.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use super::cluster_slot::{hash_tag, slot_of, tag_of_slot};
 
@@ -14,8 +14,9 @@ pub(crate) const FENCE_KEY: &str = "distlock:fence";
 /// A validated name, stored as the full lock key: the prefix, then the name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LockKey {
-    lock: Box<str>,
-    name_start: usize,
+    /// Shared with the local queue of the lock.
+    lock: Arc<str>,
+    name_start: u16,
     /// Slot of all keys of the lock, if they are in a Redis Cluster.
     slot: Option<u16>,
 }
@@ -44,7 +45,9 @@ impl LockKey {
                  tokens"
             )));
         }
-        Ok(LockKey { lock: lock.into(), name_start: prefix.len(), slot: None })
+        // At most `MAX_NAME_BYTES`.
+        let name_start = prefix.len() as u16;
+        Ok(LockKey { lock: lock.into(), name_start, slot: None })
     }
 
     /// Makes this the key of a lock in a Redis Cluster, where all keys of a lock must be in one
@@ -69,10 +72,14 @@ impl LockKey {
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.lock[self.name_start..]
+        &self.lock[usize::from(self.name_start)..]
     }
 
     pub(crate) fn lock_key(&self) -> &str {
+        &self.lock
+    }
+
+    pub(crate) fn shared_lock_key(&self) -> &Arc<str> {
         &self.lock
     }
 

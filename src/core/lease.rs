@@ -30,7 +30,6 @@ const ENDED: u64 = 0;
 
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
-    pub(crate) token: FencingToken,
     pub(crate) in_flight: InFlight,
     /// Dropping the guard does not wait for the release.
     pub(crate) is_released_in_background: bool,
@@ -46,11 +45,9 @@ pub(crate) struct Lease {
     unanswered_until: AtomicU64,
     time: TimeSource,
     held_since: Moment,
-    /// Time at which the lease was lost. Zero until the loss has been reported.
-    lost_at: AtomicU64,
     /// Queue entry that the release must remove, because it may still be in the queue, or a late
     /// request may add it; empty if there is none.
-    pub(crate) queue_entry: String,
+    pub(crate) queue_entry: Box<str>,
     /// Nodes that may hold the lock.
     may_hold: Mutex<NodeSet>,
     /// What each node has confirmed. Only backends look inside.
@@ -58,12 +55,19 @@ pub(crate) struct Lease {
     /// Deadline in nanoseconds. Written only while `end` is locked, so that it never moves after a
     /// thread has ended the lease because of it.
     deadline: AtomicU64,
-    /// How the lease ended, and its deadline until then. The mutex guards the transition from held
-    /// to ended.
-    end: Mutex<Option<(LeaseEnd, Moment)>>,
+    /// `None` until the lease has ended. The mutex guards that transition.
+    end: Mutex<Option<Box<End>>>,
     /// Created by the first call of [`lost`](Self::lost), because a channel is larger than the
     /// other fields together.
-    loss_channel: OnceLock<LossChannel>,
+    loss_channel: OnceLock<Box<LossChannel>>,
+}
+
+struct End {
+    how: LeaseEnd,
+    /// The deadline until the lease ended.
+    deadline: Moment,
+    /// Time at which the lease was lost. `None` until the loss has been reported.
+    lost_at: Option<Moment>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +87,6 @@ impl Lease {
         let ttl = nanos(claim.ttl);
         Lease {
             claim,
-            token: grant.token,
             in_flight: grant.in_flight,
             is_released_in_background: false,
             keep_until: Moment::default(),
@@ -92,9 +95,8 @@ impl Lease {
             unanswered_until: AtomicU64::new(0),
             time: TimeSource::current(),
             held_since,
-            lost_at: AtomicU64::new(0),
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
-            queue_entry: grant.queue_entry,
+            queue_entry: grant.queue_entry.into(),
             may_hold: Mutex::new(grant.may_hold),
             node_deadlines: Mutex::new(grant.node_deadlines),
             end: Mutex::new(None),
@@ -105,7 +107,7 @@ impl Lease {
     /// The lease of the next holder in this process, which begins at `now`, in place of this one.
     pub(crate) fn successor(&self, release_in_background: bool, now: Moment) -> Lease {
         let grant = self.granted_until(self.node_deadlines.lock().clone());
-        let grant = Grant { token: FencingToken(self.token.0 + 1), ..grant };
+        let grant = Grant { token: FencingToken(self.claim.token + 1), ..grant };
         let mut lease = Lease::new(self.claim.clone(), grant, now);
         lease.is_released_in_background = release_in_background;
         lease.deadline = AtomicU64::new(self.deadline().as_nanos());
@@ -117,13 +119,17 @@ impl Lease {
     /// What the servers have granted, with these deadlines.
     pub(crate) fn granted_until(&self, node_deadlines: NodeDeadlines) -> Grant {
         Grant {
-            token: self.token,
+            token: self.token(),
             node_deadlines,
             provisional: false,
             in_flight: self.in_flight,
             may_hold: self.may_hold(),
-            queue_entry: self.queue_entry.clone(),
+            queue_entry: self.queue_entry.to_string(),
         }
+    }
+
+    pub(crate) fn token(&self) -> FencingToken {
+        FencingToken(self.claim.token)
     }
 
     /// Reads the clock of the manager.
@@ -222,7 +228,7 @@ impl Lease {
 
     /// Returns how the lease ended, or `None` if it has not.
     pub(crate) fn ended(&self) -> Option<LeaseEnd> {
-        self.end.lock().as_ref().map(|(how, _)| how.clone())
+        self.end.lock().as_ref().map(|end| end.how.clone())
     }
 
     /// Returns why a lease that is not held is not held.
@@ -233,19 +239,20 @@ impl Lease {
         }
     }
 
-    /// Returns true for the first caller only, which must then report how the lease ended.
+    /// Once the lease has ended, returns true for the first caller only, which must then report how
+    /// it ended.
     pub(crate) fn take_reporting_duty(&self, now: Moment) -> bool {
-        let deadline = self.end.lock().as_ref().map_or(now, |(_, deadline)| *deadline);
-        let lost_at = now.min(deadline).as_nanos().max(1);
-        self.lost_at.compare_exchange(0, lost_at, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let mut end = self.end.lock();
+        let Some(end) = end.as_mut().filter(|end| end.lost_at.is_none()) else { return false };
+        end.lost_at = Some(now.min(end.deadline));
+        true
     }
 
     /// Returns why the lease was lost, and how long ago, once the loss has been reported.
     pub(crate) fn reported_loss(&self, now: Moment) -> Option<(LockLost, Duration)> {
-        let lost_at = self.lost_at.load(Ordering::Acquire);
-        match self.ended() {
-            Some(LeaseEnd::Lost(why)) if lost_at > 0 => {
-                Some((why, now.duration_since(Moment::from_nanos(lost_at))))
+        match self.end.lock().as_deref() {
+            Some(End { how: LeaseEnd::Lost(why), lost_at: Some(lost_at), .. }) => {
+                Some((why.clone(), now.duration_since(*lost_at)))
             }
             _ => None,
         }
@@ -289,7 +296,7 @@ impl Lease {
             return false;
         }
         self.deadline.store(ENDED, Ordering::Release);
-        *end = Some((how, deadline));
+        *end = Some(Box::new(End { how, deadline, lost_at: None }));
         drop(end);
         self.notify();
         true
@@ -300,7 +307,7 @@ impl Lease {
     pub(crate) fn lost(&self) -> &Receiver<LockLost> {
         let channel = self.loss_channel.get_or_init(|| {
             let (sender, receiver) = bounded(1);
-            LossChannel { sender: Mutex::new(Some(sender)), receiver }
+            Box::new(LossChannel { sender: Mutex::new(Some(sender)), receiver })
         });
         // The lease may have ended before this call.
         self.notify();
@@ -311,7 +318,8 @@ impl Lease {
     /// room for the first loss only.
     pub(crate) fn report_loss_to(&self, sender: &Sender<LockLost>, receiver: &Receiver<LockLost>) {
         let sender = Mutex::new(Some(sender.clone()));
-        let _ = self.loss_channel.set(LossChannel { sender, receiver: receiver.clone() });
+        let channel = LossChannel { sender, receiver: receiver.clone() };
+        let _ = self.loss_channel.set(Box::new(channel));
         self.notify();
     }
 

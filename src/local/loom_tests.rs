@@ -30,7 +30,8 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
 /// Queues, and a lock of this process whose window stays open.
 fn held() -> (Queues, LocalHold<Lock>) {
     let queues = Arc::new(LocalQueues::new(HOUR));
-    let (Turn::Represents(one), false) = queues.enter("x", WANTED, Moment::NEVER, None) else {
+    let (Turn::Represents(one), false) = queues.enter(&"x".into(), WANTED, Moment::NEVER, None)
+    else {
         panic!("nobody was there before")
     };
     let hold = one.on_granted(clock::now().saturating_add(9 * HOUR));
@@ -40,7 +41,7 @@ fn held() -> (Queues, LocalHold<Lock>) {
 /// A thread that wants the lock, and releases it at once.
 fn spawn_waiter(queues: &Queues, until: Moment) -> JoinHandle<&'static str> {
     let queues = queues.clone();
-    thread::spawn(move || match queues.enter("x", WANTED, until, None).0 {
+    thread::spawn(move || match queues.enter(&"x".into(), WANTED, until, None).0 {
         Turn::Taken(Lock(hold)) => {
             release(hold);
             "taken"
@@ -117,7 +118,10 @@ fn shutdown_ends_all_waits() {
         release(hold);
         assert!(["taken", "represents", "closed"].contains(&waiter.join().unwrap()));
         closes.join().unwrap();
-        assert!(matches!(queues.enter("x", WANTED, Moment::NEVER, None), (Turn::Closed, false)));
+        assert!(matches!(
+            queues.enter(&"x".into(), WANTED, Moment::NEVER, None),
+            (Turn::Closed, false)
+        ));
         assert_empty(&queues);
     });
 }
@@ -128,14 +132,15 @@ fn shutdown_ends_all_waits() {
 fn representative_is_always_replaced() {
     model(|| {
         let queues: Queues = Arc::new(LocalQueues::new(HOUR));
-        let (Turn::Represents(one), _) = queues.enter("x", WANTED, Moment::NEVER, None) else {
+        let (Turn::Represents(one), _) = queues.enter(&"x".into(), WANTED, Moment::NEVER, None)
+        else {
             panic!("nobody was there before")
         };
         let asked = Arc::new(AtomicUsize::new(0));
         let waiters = [Moment::default(), Moment::NEVER].map(|until| {
             let (queues, asked) = (queues.clone(), asked.clone());
             thread::spawn(move || {
-                let turn = queues.enter("x", WANTED, until, None).0;
+                let turn = queues.enter(&"x".into(), WANTED, until, None).0;
                 asked.fetch_add(usize::from(matches!(turn, Turn::Represents(_))), SeqCst);
             })
         });

@@ -12,7 +12,7 @@ mod loom_tests;
 mod queue;
 mod waiter;
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, num::NonZeroU64, sync::Arc, time::Duration};
 
 pub(crate) use self::{queue::Terms, waiter::Wanted};
 use self::{
@@ -43,8 +43,16 @@ type Waiter<T> = Arc<LocalWaiter<Turn<T>>>;
 
 struct Shared<T: Send + 'static> {
     queues: HashMap<Arc<str>, LocalQueue<Waiter<T>>>,
-    last_number: u64,
+    last_number: NonZeroU64,
     is_closed: bool,
+}
+
+impl<T: Send + 'static> Shared<T> {
+    /// A number that was not used before.
+    fn next_number(&mut self) -> NonZeroU64 {
+        self.last_number = self.last_number.saturating_add(1);
+        self.last_number
+    }
 }
 
 /// How a wait inside the process has ended.
@@ -61,19 +69,28 @@ pub(crate) enum Turn<T: Send + 'static> {
 
 /// The duty to ask the server. If it is dropped before a grant, it goes to the next thread.
 #[derive(Debug)]
-pub(crate) struct Representative<T: Send + 'static>(QueueRef<T>);
+pub(crate) struct Representative<T: Send + 'static> {
+    queue_ref: QueueRef<T>,
+    /// The lock was granted.
+    is_ended: bool,
+}
 
 /// A lock that the server has granted to this process. Dropping this is a release to the server:
 /// the next thread asks it.
 #[derive(Debug)]
-pub(crate) struct LocalHold<T: Send + 'static>(QueueRef<T>, HoldNumber);
+pub(crate) struct LocalHold<T: Send + 'static> {
+    queue_ref: QueueRef<T>,
+    /// `None` once the lock has been released or passed on.
+    number: Option<HoldNumber>,
+}
 
 /// A lock between two threads: its next holder has left the queue. If this is dropped, that thread
 /// asks the server.
 #[derive(Debug)]
 pub(crate) struct Passing<T: Send + 'static> {
     queue_ref: QueueRef<T>,
-    number: HoldNumber,
+    /// `None` once the next holder has the lock.
+    number: Option<HoldNumber>,
     to: Waiter<T>,
 }
 
@@ -81,20 +98,20 @@ pub(crate) struct Passing<T: Send + 'static> {
 struct QueueRef<T: Send + 'static> {
     queues: Arc<LocalQueues<T>>,
     lock: Arc<str>,
-    is_ended: bool,
 }
 
 impl<T: Send + 'static> LocalQueues<T> {
     /// Creates queues whose locks are handed over for at most `window` after each grant.
     pub(crate) fn new(window: Duration) -> LocalQueues<T> {
-        let shared = Shared { queues: HashMap::new(), last_number: 0, is_closed: false };
+        let shared =
+            Shared { queues: HashMap::new(), last_number: NonZeroU64::MIN, is_closed: false };
         LocalQueues { window, shared: Mutex::new(shared) }
     }
 
     /// Waits for the lock inside the process, until `until`. The flag says whether it had to wait.
     pub(crate) fn enter(
         self: &Arc<Self>,
-        lock: &str,
+        lock: &Arc<str>,
         wanted: Wanted,
         until: Moment,
         cancel: Option<&CancelToken>,
@@ -105,20 +122,11 @@ impl<T: Send + 'static> LocalQueues<T> {
             if shared.is_closed {
                 return (Turn::Closed, false);
             }
-            shared.last_number += 1;
-            let ticket = Ticket(shared.last_number);
-            let Some(queue) = shared.queues.get_mut(lock) else {
-                let lock: Arc<str> = lock.into();
-                let queue = shared.queues.entry(lock.clone()).or_default();
-                // The queue is empty, so the thread need not wait.
-                queue.arrive(ticket, wanted.terms, now, || LocalWaiter::new(wanted));
-                return (Turn::Represents(Representative(self.queue_ref(lock))), false);
-            };
+            let ticket = Ticket(shared.next_number());
+            let queue = shared.queues.entry(lock.clone()).or_default();
             match queue.arrive(ticket, wanted.terms, now, || LocalWaiter::new(wanted)) {
                 Arrival::Represents => {
-                    drop(shared);
-                    let representative = Representative(self.queue_ref(lock.into()));
-                    return (Turn::Represents(representative), false);
+                    return (Turn::Represents(self.representative(lock)), false);
                 }
                 Arrival::Waits { waiter, watch_until } => (waiter, ticket, watch_until),
             }
@@ -126,7 +134,7 @@ impl<T: Send + 'static> LocalQueues<T> {
         if let Some(watch_until) = watch_until {
             waiter.watch(watch_until);
         }
-        (self.wait(&lock.into(), &waiter, ticket, until, cancel), true)
+        (self.wait(lock, &waiter, ticket, until, cancel), true)
     }
 
     fn wait(
@@ -177,8 +185,9 @@ impl<T: Send + 'static> LocalQueues<T> {
         waiting.into_iter().for_each(|waiter| waiter.give(Turn::Closed));
     }
 
-    fn queue_ref(self: &Arc<Self>, lock: Arc<str>) -> QueueRef<T> {
-        QueueRef { queues: self.clone(), lock, is_ended: false }
+    fn representative(self: &Arc<Self>, lock: &Arc<str>) -> Representative<T> {
+        let queue_ref = QueueRef { queues: self.clone(), lock: lock.clone() };
+        Representative { queue_ref, is_ended: false }
     }
 
     fn on_window_end(
@@ -221,7 +230,7 @@ impl<T: Send + 'static> LocalQueues<T> {
     fn obey(self: &Arc<Self>, lock: &Arc<str>, signal: Option<Signal<Waiter<T>>>) {
         match signal {
             Some(Signal::Represent(waiter)) => {
-                waiter.give(Turn::Represents(Representative(self.queue_ref(lock.clone()))));
+                waiter.give(Turn::Represents(self.representative(lock)));
             }
             Some(Signal::Watch(waiter, until)) => waiter.watch(until),
             None => {}
@@ -232,33 +241,30 @@ impl<T: Send + 'static> LocalQueues<T> {
 impl<T: Send + 'static> Representative<T> {
     /// The server has granted the lock, whose lease ends at `deadline`.
     pub(crate) fn on_granted(mut self, deadline: Moment) -> LocalHold<T> {
-        let queue_ref = self.0.take();
+        self.is_ended = true;
+        let queue_ref = self.queue_ref.clone();
         let now = clock::now();
         let window = queue_ref.queues.window.min(deadline.duration_since(now) / WINDOWS_PER_LEASE);
-        let number = {
-            let mut shared = queue_ref.queues.shared.lock();
-            shared.last_number += 1;
-            HoldNumber(shared.last_number)
-        };
+        let number = HoldNumber(queue_ref.queues.shared.lock().next_number());
         queue_ref
             .decide(|queue| queue.on_granted(number, now.saturating_add(window), TOKENS_RESERVED));
-        LocalHold(queue_ref, number)
+        LocalHold { queue_ref, number: Some(number) }
     }
 
     /// Makes all threads behind this one ask the server too, because it is unreachable: each of
     /// them fails at a time that counts from its own first request.
     pub(crate) fn scatter(&self) {
-        let QueueRef { queues, lock, .. } = &self.0;
+        let QueueRef { queues, lock } = &self.queue_ref;
         for waiter in queues.with(lock, LocalQueue::scatter).into_iter().flatten() {
-            waiter.give(Turn::Represents(Representative(queues.queue_ref(lock.clone()))));
+            waiter.give(Turn::Represents(queues.representative(lock)));
         }
     }
 }
 
 impl<T: Send + 'static> Drop for Representative<T> {
     fn drop(&mut self) {
-        if !self.0.is_ended {
-            self.0.decide(|queue| queue.on_left(clock::now()));
+        if !self.is_ended {
+            self.queue_ref.decide(|queue| queue.on_left(clock::now()));
         }
     }
 }
@@ -267,7 +273,7 @@ impl<T: Send + 'static> LocalHold<T> {
     /// Chooses the next holder of a lock that was held on these terms. Returns `None` if the lock
     /// must be released at the server.
     pub(crate) fn pass(mut self, held: Terms) -> Option<Passing<T>> {
-        let (queue_ref, number) = (self.0.take(), self.1);
+        let (queue_ref, number) = (self.queue_ref.clone(), self.number.take()?);
         let mut next = None;
         queue_ref.decide(|queue| match queue.release(number, held, clock::now()) {
             Release::HandOver { to, signal } => {
@@ -276,16 +282,15 @@ impl<T: Send + 'static> LocalHold<T> {
             }
             Release::ToServer(signal) => signal,
         });
-        next.map(|to| Passing { queue_ref, number, to })
+        next.map(|to| Passing { queue_ref, number: Some(number), to })
     }
 }
 
 impl<T: Send + 'static> Drop for LocalHold<T> {
     fn drop(&mut self) {
-        if !self.0.is_ended {
+        if let Some(number) = self.number {
             let nobody = Terms { ttl: Duration::ZERO, renew: false, is_local: false };
-            let number = self.1;
-            self.0.decide(|queue| match queue.release(number, nobody, clock::now()) {
+            self.queue_ref.decide(|queue| match queue.release(number, nobody, clock::now()) {
                 Release::HandOver { signal, .. } | Release::ToServer(signal) => signal,
             });
         }
@@ -300,31 +305,31 @@ impl<T: Send + 'static> Passing<T> {
 
     /// Gives the lock to its next holder.
     pub(crate) fn complete(mut self, lock: impl FnOnce(LocalHold<T>) -> T) {
-        let hold = LocalHold(self.queue_ref.take(), self.number);
-        self.to.give(Turn::Taken(lock(hold)));
+        let (queue_ref, number) = (self.queue_ref.clone(), self.number.take());
+        self.to.give(Turn::Taken(lock(LocalHold { queue_ref, number })));
     }
 }
 
 impl<T: Send + 'static> Drop for Passing<T> {
     fn drop(&mut self) {
-        if !self.queue_ref.is_ended {
-            let QueueRef { queues, lock, .. } = &self.queue_ref;
-            let _ = queues.with(lock, |queue| queue.on_lost(self.number));
-            self.to.give(Turn::Represents(Representative(queues.queue_ref(lock.clone()))));
+        if let Some(number) = self.number {
+            let QueueRef { queues, lock } = &self.queue_ref;
+            let _ = queues.with(lock, |queue| queue.on_lost(number));
+            self.to.give(Turn::Represents(queues.representative(lock)));
         }
     }
 }
 
 impl<T: Send + 'static> QueueRef<T> {
-    /// Leaves nothing to do for the destructor of its owner.
-    fn take(&mut self) -> QueueRef<T> {
-        self.is_ended = true;
-        self.queues.queue_ref(self.lock.clone())
-    }
-
     fn decide(&self, decide: impl FnOnce(&mut LocalQueue<Waiter<T>>) -> Option<Signal<Waiter<T>>>) {
         let signal = self.queues.with(&self.lock, decide);
         self.queues.obey(&self.lock, signal.flatten());
+    }
+}
+
+impl<T: Send + 'static> Clone for QueueRef<T> {
+    fn clone(&self) -> QueueRef<T> {
+        QueueRef { queues: self.queues.clone(), lock: self.lock.clone() }
     }
 }
 

@@ -14,18 +14,18 @@
 //!   stops waiting. What it then owes to the others is decided in the same step.
 //! - Only the hold that the server granted last is handed over.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, num::NonZeroU64, time::Duration};
 
 use crate::sys::clock::Moment;
 
 /// Identifies a waiting thread. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(pub(super) u64);
+pub(crate) struct Ticket(pub(super) NonZeroU64);
 
 /// Identifies what the server granted. Never reused, so that the release of a lock that was lost
 /// does not hand over the lock of a later holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HoldNumber(pub(super) u64);
+pub(crate) struct HoldNumber(pub(super) NonZeroU64);
 
 /// How a lock is held, as far as its holder and its successor must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,15 +47,17 @@ struct Seat<S> {
 struct Hold {
     number: HoldNumber,
     window_end: Moment,
-    handovers_left: u64,
 }
 
-/// The local queue of one lock. `S` is how a waiting thread is reached.
+/// The local queue of one lock. `S` is how a waiting thread is reached. Small, because each held
+/// lock has one.
 #[derive(Debug)]
 pub(crate) struct LocalQueue<S> {
     waiting: VecDeque<Seat<S>>,
     /// Number of threads that ask the server. More than one only while servers are unreachable.
-    representatives: usize,
+    representatives: u32,
+    /// Number of times that the hold may still be handed over.
+    handovers_left: u16,
     /// A representative came from this queue and has not been granted the lock yet.
     has_promoted: bool,
     hold: Option<Hold>,
@@ -94,6 +96,7 @@ impl<S> Default for LocalQueue<S> {
         LocalQueue {
             waiting: VecDeque::new(),
             representatives: 0,
+            handovers_left: 0,
             has_promoted: false,
             hold: None,
             watcher: None,
@@ -130,11 +133,12 @@ impl<S: Clone> LocalQueue<S> {
         &mut self,
         number: HoldNumber,
         window_end: Moment,
-        handovers_max: u64,
+        handovers_max: u16,
     ) -> Option<Signal<S>> {
         self.representatives = self.representatives.saturating_sub(1);
         self.has_promoted = false;
-        self.hold = Some(Hold { number, window_end, handovers_left: handovers_max });
+        self.hold = Some(Hold { number, window_end });
+        self.handovers_left = handovers_max;
         self.ensure_watched(window_end)
     }
 
@@ -151,20 +155,19 @@ impl<S: Clone> LocalQueue<S> {
     /// The holder releases the lock, which it has held on these terms.
     pub(crate) fn release(&mut self, number: HoldNumber, held: Terms, now: Moment) -> Release<S> {
         let is_open = self.open_window(now).is_some();
-        let Some(hold) = self.hold.as_mut().filter(|hold| hold.number == number) else {
+        let Some(hold) = self.hold.filter(|hold| hold.number == number) else {
             return Release::ToServer(None);
         };
         let fits = |seat: &Seat<S>| held.is_local && seat.terms == held;
-        if is_open && hold.handovers_left > 0 && self.waiting.front().is_some_and(fits) {
-            hold.handovers_left -= 1;
-            let window_end = hold.window_end;
+        if is_open && self.handovers_left > 0 && self.waiting.front().is_some_and(fits) {
+            self.handovers_left -= 1;
             if let Some(next) = self.waiting.pop_front() {
                 if self.watcher == Some(next.ticket) {
                     self.watcher = None;
                 }
                 return Release::HandOver {
                     to: next.waiter,
-                    signal: self.ensure_watched(window_end),
+                    signal: self.ensure_watched(hold.window_end),
                 };
             }
         }
@@ -222,7 +225,7 @@ impl<S: Clone> LocalQueue<S> {
     /// Makes all waiting threads representatives, because the servers are unreachable, or the
     /// manager is shut down: each of them notices that in its own way.
     pub(crate) fn scatter(&mut self) -> Vec<S> {
-        self.representatives += self.waiting.len();
+        self.representatives += self.waiting.len() as u32;
         self.watcher = None;
         self.waiting.drain(..).map(|seat| seat.waiter).collect()
     }

@@ -217,7 +217,7 @@ impl Manager {
     ) -> Result<HeldLock> {
         let Registered { lease, registration, plan, local, waited, contended } = registered;
         let observer = &self.observer;
-        let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token);
+        let (lock, id, token) = (lease.claim.key.name(), &lease.claim.id, lease.token());
         match registration {
             Some(registration) => {
                 let span = HoldSpan::begin(lock, id, token.0);

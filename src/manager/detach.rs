@@ -38,7 +38,7 @@ impl Manager {
         if !self.end_and_report(&lease, registration) {
             return Err(self.give_up_lost(&lease, span, lease.why_not_held()));
         }
-        let (lock, token, held) = (key.name(), lease.token, lease.held_for(clock::now()));
+        let (lock, token, held) = (key.name(), lease.token(), lease.held_for(clock::now()));
         self.observer.detached(DetachedEvent { lock, id, token, held });
         span.end("detached");
         let (name, id) = (key.name().to_owned(), id.clone());

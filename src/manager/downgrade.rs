@@ -34,7 +34,7 @@ impl Manager {
                 // The lease has expired before a server was asked.
                 let why = if now >= held_until { LockLost::Expired } else { why };
                 let held_for = lease.held_for(now);
-                self.observer.lost(name, &claim.id, lease.token, &why, held_for);
+                self.observer.lost(name, &claim.id, lease.token(), &why, held_for);
                 return Err(self.give_up_lost(&lease, span, why));
             }
             Err(error) => {
@@ -42,7 +42,7 @@ impl Manager {
                 let longest = Claim { kind, ..lease.longest_claim() };
                 self.abandon(&longest, self.backend.lease_residue(&lease), self.time_left());
                 let held = lease.held_for(clock::now());
-                let (lock, id, token) = (name, &claim.id, lease.token);
+                let (lock, id, token) = (name, &claim.id, lease.token());
                 let event = ReleasedEvent { lock, id, token, held, confirmed: false };
                 self.observer.released(event);
                 span.end("released");

@@ -59,7 +59,7 @@ impl Manager {
         let Some(queues) = self.local.as_ref().filter(|_| claim.kind == LockKind::Mutex) else {
             return Ok(alone);
         };
-        let lock = claim.key.lock_key();
+        let lock = claim.key.shared_lock_key();
         if params.wait == Some(Duration::ZERO) {
             return if queues.has_waiting(lock) {
                 Err(self.behind_others(claim))
@@ -116,8 +116,8 @@ impl Manager {
         let (lock, id) = (claim.key.name(), &lease.claim.id);
         self.observer.contended(lock, &claim.id, || holder_of(id));
         let waited = wait_span.end("acquired");
-        let span = HoldSpan::begin(lock, id, lease.token.0);
-        let (token, contended) = (lease.token, true);
+        let span = HoldSpan::begin(lock, id, lease.token().0);
+        let (token, contended) = (lease.token(), true);
         self.observer.acquired(AcquiredEvent { lock, id, token, waited, contended });
         HeldLock { lease, registration, span, plan, local: Some(hold) }
     }

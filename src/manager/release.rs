@@ -129,7 +129,7 @@ impl Manager {
         outcome: Option<&Released>,
     ) -> bool {
         let (observer, lock, id, token) =
-            (&self.observer, lease.claim.key.name(), &lease.claim.id, lease.token);
+            (&self.observer, lease.claim.key.name(), &lease.claim.id, lease.token());
         let why = match outcome {
             Some(Released::Gone) => LockLost::Gone,
             Some(Released::OwnedByOther(by)) => LockLost::Taken { by: Box::new(by.clone()) },

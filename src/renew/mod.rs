@@ -195,7 +195,7 @@ pub(crate) fn report_loss(observer: &Observer, lease: &Lease) {
         && lease.take_reporting_duty(now)
     {
         let (claim, held) = (&lease.claim, lease.held_for(now));
-        observer.lost(claim.key.name(), &claim.id, lease.token, &why, held);
+        observer.lost(claim.key.name(), &claim.id, lease.token(), &why, held);
     }
 }
 

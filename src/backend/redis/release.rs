@@ -120,7 +120,7 @@ impl<'a> ReleaseAttempts<'a> {
         let id = claim.id.as_str().as_bytes();
         ReleaseAttempts::new(&claim.key, id, &lease.queue_entry, was_held)
             .of_kind(claim.kind)
-            .with_token(lease.token)
+            .with_token(lease.token())
             .keeping(&lease.residue(NodeSet::single(0)))
             .leaving_free(yielding.map_or(Duration::ZERO, pause))
     }

@@ -112,7 +112,7 @@ impl Redlock {
         deadline: Moment,
     ) -> ReleaseReport {
         let request = ReleaseRequest {
-            token: lease.token.as_u64(),
+            token: lease.token().as_u64(),
             unanswered: lease.in_flight.unanswered_at(clock::now()),
             ..ReleaseRequest::of_claim(&lease.claim, &lease.queue_entry, was_held)
         };
@@ -128,7 +128,7 @@ impl Redlock {
         let (now, in_flight, may_hold) = (clock::now(), lease.in_flight, lease.may_hold());
         let residue = |nodes: NodeSet, in_flight_until, pending_acks| Residue {
             nodes,
-            queue_entry: lease.queue_entry.clone(),
+            queue_entry: lease.queue_entry.to_string(),
             in_flight_until,
             keep_until: Moment::default(),
             pending_acks,

@@ -210,7 +210,7 @@ fn next_holder_has_a_lease_of_its_own() {
     let former = lease(100);
     former.set_ttl(Duration::from_secs(2));
     let next = former.successor(true, at(40));
-    assert_eq!((next.token, next.claim.token), (FencingToken(2), 2));
+    assert_eq!((next.token(), next.claim.token), (FencingToken(2), 2));
     assert_eq!((&next.claim.id, next.deadline()), (&former.claim.id, at(100)));
     assert_eq!((next.ttl(), next.held_for(at(50))), (former.ttl(), Duration::from_nanos(10)));
     assert!(next.is_released_in_background && former.end(LeaseEnd::Released));

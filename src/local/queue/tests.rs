@@ -9,15 +9,23 @@ fn at(ms: u64) -> Moment {
     Moment::from_nanos(ms * 1_000_000)
 }
 
+fn ticket(thread: u64) -> Ticket {
+    Ticket(NonZeroU64::MIN.saturating_add(thread))
+}
+
+fn hold(number: u64) -> HoldNumber {
+    HoldNumber(NonZeroU64::MIN.saturating_add(number))
+}
+
 /// A queue whose first thread has been granted the lock at time 0, and in which `waiting` wait.
 fn held(waiting: u64) -> LocalQueue<u64> {
     let mut queue = LocalQueue::default();
-    assert_eq!(queue.arrive(Ticket(0), TERMS, at(0), || 0), Arrival::Represents);
-    assert_eq!(queue.on_granted(HoldNumber(1), at(WINDOW), 100), None);
-    for ticket in 1..=waiting {
-        let watch_until = (ticket == 1).then(|| at(WINDOW));
-        let arrival = queue.arrive(Ticket(ticket), TERMS, at(0), || ticket);
-        assert_eq!(arrival, Arrival::Waits { waiter: ticket, watch_until });
+    assert_eq!(queue.arrive(ticket(0), TERMS, at(0), || 0), Arrival::Represents);
+    assert_eq!(queue.on_granted(hold(1), at(WINDOW), 100), None);
+    for thread in 1..=waiting {
+        let watch_until = (thread == 1).then(|| at(WINDOW));
+        let arrival = queue.arrive(ticket(thread), TERMS, at(0), || thread);
+        assert_eq!(arrival, Arrival::Waits { waiter: thread, watch_until });
     }
     queue
 }
@@ -27,48 +35,48 @@ fn lock_handed_over_first_come_first_served() {
     let mut queue = held(3);
     // The first one was the watcher, so the last one becomes it.
     let signal = Some(Signal::Watch(3, at(WINDOW)));
-    assert_eq!(queue.release(HoldNumber(1), TERMS, at(1)), Release::HandOver { to: 1, signal });
+    assert_eq!(queue.release(hold(1), TERMS, at(1)), Release::HandOver { to: 1, signal });
     for to in [2, 3] {
         let handed = Release::HandOver { to, signal: None };
-        assert_eq!(queue.release(HoldNumber(1), TERMS, at(2)), handed);
+        assert_eq!(queue.release(hold(1), TERMS, at(2)), handed);
     }
-    assert_eq!(queue.release(HoldNumber(1), TERMS, at(3)), Release::ToServer(None));
+    assert_eq!(queue.release(hold(1), TERMS, at(3)), Release::ToServer(None));
     assert!(queue.is_idle());
 }
 
 #[test]
 fn release_after_the_window_goes_to_the_server() {
     let mut queue = held(2);
-    let released = queue.release(HoldNumber(1), TERMS, at(WINDOW));
+    let released = queue.release(hold(1), TERMS, at(WINDOW));
     assert_eq!(released, Release::ToServer(Some(Signal::Represent(1))));
     // The other one waits until the representative has been granted the lock, and then watches.
-    assert_eq!(queue.on_window_end(Ticket(1), at(WINDOW)), None);
-    let signal = queue.on_granted(HoldNumber(2), at(2 * WINDOW), 100);
+    assert_eq!(queue.on_window_end(ticket(1), at(WINDOW)), None);
+    let signal = queue.on_granted(hold(2), at(2 * WINDOW), 100);
     assert_eq!(signal, Some(Signal::Watch(2, at(2 * WINDOW))));
 }
 
 #[test]
 fn watcher_makes_the_first_thread_a_representative() {
     let mut queue = held(2);
-    let _ = queue.release(HoldNumber(1), TERMS, at(1));
-    assert_eq!(queue.on_window_end(Ticket(2), at(1)), Some(Err(at(WINDOW))));
-    queue.arrive(Ticket(3), TERMS, at(2), || 3);
-    assert_eq!(queue.on_window_end(Ticket(3), at(WINDOW)), None, "not the watcher");
-    assert_eq!(queue.on_window_end(Ticket(2), at(WINDOW)), Some(Ok(2)));
-    assert_eq!(queue.on_window_end(Ticket(2), at(WINDOW)), None);
+    let _ = queue.release(hold(1), TERMS, at(1));
+    assert_eq!(queue.on_window_end(ticket(2), at(1)), Some(Err(at(WINDOW))));
+    queue.arrive(ticket(3), TERMS, at(2), || 3);
+    assert_eq!(queue.on_window_end(ticket(3), at(WINDOW)), None, "not the watcher");
+    assert_eq!(queue.on_window_end(ticket(2), at(WINDOW)), Some(Ok(2)));
+    assert_eq!(queue.on_window_end(ticket(2), at(WINDOW)), None);
     // Others come after it.
     let waits = Arrival::Waits { waiter: 4, watch_until: None };
-    assert_eq!(queue.arrive(Ticket(4), TERMS, at(WINDOW), || 4), waits);
-    assert_eq!(queue.release(HoldNumber(1), TERMS, at(6)), Release::ToServer(None));
+    assert_eq!(queue.arrive(ticket(4), TERMS, at(WINDOW), || 4), waits);
+    assert_eq!(queue.release(hold(1), TERMS, at(6)), Release::ToServer(None));
 }
 
 #[test]
 fn next_thread_replaces_a_representative_that_leaves() {
     let mut queue = LocalQueue::default();
-    assert_eq!(queue.arrive(Ticket(0), TERMS, at(0), || 0), Arrival::Represents);
-    queue.arrive(Ticket(1), TERMS, at(0), || 1);
-    queue.arrive(Ticket(2), TERMS, at(0), || 2);
-    assert_eq!(queue.leave(Ticket(1), at(0)), Some(None));
+    assert_eq!(queue.arrive(ticket(0), TERMS, at(0), || 0), Arrival::Represents);
+    queue.arrive(ticket(1), TERMS, at(0), || 1);
+    queue.arrive(ticket(2), TERMS, at(0), || 2);
+    assert_eq!(queue.leave(ticket(1), at(0)), Some(None));
     assert_eq!(queue.on_left(at(1)), Some(Signal::Represent(2)));
     assert!(queue.has_waiting(), "the next one has not asked the server yet");
     assert_eq!(queue.on_left(at(1)), None);
@@ -78,12 +86,12 @@ fn next_thread_replaces_a_representative_that_leaves() {
 #[test]
 fn watcher_that_leaves_appoints_another() {
     let mut queue = held(3);
-    assert_eq!(queue.leave(Ticket(1), at(1)), Some(Some(Signal::Watch(3, at(WINDOW)))));
-    assert_eq!(queue.leave(Ticket(1), at(1)), None, "it has left");
-    assert_eq!(queue.leave(Ticket(2), at(1)), Some(None));
-    assert_eq!(queue.leave(Ticket(3), at(1)), Some(None));
+    assert_eq!(queue.leave(ticket(1), at(1)), Some(Some(Signal::Watch(3, at(WINDOW)))));
+    assert_eq!(queue.leave(ticket(1), at(1)), None, "it has left");
+    assert_eq!(queue.leave(ticket(2), at(1)), Some(None));
+    assert_eq!(queue.leave(ticket(3), at(1)), Some(None));
     let mut queue = held(2);
-    assert_eq!(queue.leave(Ticket(1), at(WINDOW)), Some(Some(Signal::Represent(2))));
+    assert_eq!(queue.leave(ticket(1), at(WINDOW)), Some(Some(Signal::Represent(2))));
 }
 
 #[test]
@@ -94,51 +102,51 @@ fn other_terms_end_the_chain() {
         Terms { is_local: false, ..TERMS },
     ] {
         let mut queue = held(0);
-        queue.arrive(Ticket(1), terms, at(0), || 1);
-        let released = queue.release(HoldNumber(1), TERMS, at(1));
+        queue.arrive(ticket(1), terms, at(0), || 1);
+        let released = queue.release(hold(1), TERMS, at(1));
         assert_eq!(released, Release::ToServer(Some(Signal::Represent(1))));
     }
     let mut queue = held(0);
     let alone = Terms { is_local: false, ..TERMS };
-    queue.arrive(Ticket(1), alone, at(0), || 1);
-    let released = queue.release(HoldNumber(1), alone, at(1));
+    queue.arrive(ticket(1), alone, at(0), || 1);
+    let released = queue.release(hold(1), alone, at(1));
     assert_eq!(released, Release::ToServer(Some(Signal::Represent(1))));
 }
 
 #[test]
 fn chain_ends_when_its_tokens_are_used_up() {
     let mut queue = held(0);
-    let _ = queue.on_granted(HoldNumber(2), at(WINDOW), 1);
-    queue.arrive(Ticket(1), TERMS, at(0), || 1);
-    queue.arrive(Ticket(2), TERMS, at(0), || 2);
-    assert!(matches!(queue.release(HoldNumber(2), TERMS, at(1)), Release::HandOver { to: 1, .. }));
-    let released = queue.release(HoldNumber(2), TERMS, at(1));
+    let _ = queue.on_granted(hold(2), at(WINDOW), 1);
+    queue.arrive(ticket(1), TERMS, at(0), || 1);
+    queue.arrive(ticket(2), TERMS, at(0), || 2);
+    assert!(matches!(queue.release(hold(2), TERMS, at(1)), Release::HandOver { to: 1, .. }));
+    let released = queue.release(hold(2), TERMS, at(1));
     assert_eq!(released, Release::ToServer(Some(Signal::Represent(2))));
 }
 
 #[test]
 fn lost_hold_is_not_handed_over() {
     let mut queue = held(2);
-    let Release::HandOver { to: 1, .. } = queue.release(HoldNumber(1), TERMS, at(1)) else {
+    let Release::HandOver { to: 1, .. } = queue.release(hold(1), TERMS, at(1)) else {
         panic!("not handed over")
     };
-    queue.on_lost(HoldNumber(1));
-    assert_eq!(queue.release(HoldNumber(1), TERMS, at(1)), Release::ToServer(None));
-    assert_eq!(queue.on_granted(HoldNumber(2), at(9), 1), Some(Signal::Watch(2, at(9))));
+    queue.on_lost(hold(1));
+    assert_eq!(queue.release(hold(1), TERMS, at(1)), Release::ToServer(None));
+    assert_eq!(queue.on_granted(hold(2), at(9), 1), Some(Signal::Watch(2, at(9))));
     // The former holder notices its loss late.
-    assert_eq!(queue.release(HoldNumber(1), TERMS, at(2)), Release::ToServer(None));
-    assert!(matches!(queue.release(HoldNumber(2), TERMS, at(2)), Release::HandOver { to: 2, .. }));
+    assert_eq!(queue.release(hold(1), TERMS, at(2)), Release::ToServer(None));
+    assert!(matches!(queue.release(hold(2), TERMS, at(2)), Release::HandOver { to: 2, .. }));
 }
 
 #[test]
 fn all_ask_the_server_after_an_outage() {
     let mut queue = LocalQueue::default();
-    queue.arrive(Ticket(0), TERMS, at(0), || 0);
-    queue.arrive(Ticket(1), TERMS, at(0), || 1);
-    queue.arrive(Ticket(2), TERMS, at(0), || 2);
+    queue.arrive(ticket(0), TERMS, at(0), || 0);
+    queue.arrive(ticket(1), TERMS, at(0), || 1);
+    queue.arrive(ticket(2), TERMS, at(0), || 2);
     assert_eq!(queue.scatter(), [1, 2]);
     assert_eq!(queue.on_left(at(1)), None);
-    queue.arrive(Ticket(3), TERMS, at(1), || 3);
+    queue.arrive(ticket(3), TERMS, at(1), || 3);
     assert_eq!(queue.on_left(at(1)), None, "a representative is left");
     assert_eq!(queue.on_left(at(1)), Some(Signal::Represent(3)));
 }
@@ -181,7 +189,7 @@ impl Process {
     fn arrive(&mut self) {
         self.last += 1;
         let thread = self.last;
-        match self.queue.arrive(Ticket(thread), TERMS, at(self.now), || thread) {
+        match self.queue.arrive(ticket(thread), TERMS, at(self.now), || thread) {
             Arrival::Represents => self.representatives.push(thread),
             Arrival::Waits { waiter: _, watch_until } => {
                 self.waiting.push(thread);
@@ -197,7 +205,7 @@ impl Process {
             1 if !self.representatives.is_empty() => {
                 self.representatives.remove(which % self.representatives.len());
                 self.last += 1;
-                let number = HoldNumber(self.last);
+                let number = hold(self.last);
                 self.guards.push((number, self.now + WINDOW));
                 let signal = self.queue.on_granted(number, at(self.now + WINDOW), 1_000);
                 self.obey(signal);
@@ -229,7 +237,7 @@ impl Process {
             4 if !self.waiting.is_empty() => {
                 let thread = self.waiting.remove(which % self.waiting.len());
                 self.watches.retain(|(watcher, _)| *watcher != thread);
-                let left = self.queue.leave(Ticket(thread), now);
+                let left = self.queue.leave(ticket(thread), now);
                 self.obey(left.unwrap());
             }
             5 if which.is_multiple_of(8) => {
@@ -246,7 +254,7 @@ impl Process {
         let now = at(self.now);
         while let Some(due) = self.watches.iter().position(|(_, until)| *until <= now) {
             let (thread, _) = self.watches.remove(due);
-            match self.queue.on_window_end(Ticket(thread), now) {
+            match self.queue.on_window_end(ticket(thread), now) {
                 None => {}
                 Some(Ok(first)) => self.promote(first),
                 Some(Err(until)) => {
@@ -260,7 +268,7 @@ impl Process {
     fn check(&self) {
         let somebody_acts = !self.representatives.is_empty() || !self.watches.is_empty();
         assert!(self.waiting.is_empty() || somebody_acts, "threads wait that nobody serves");
-        assert_eq!(self.queue.representatives, self.representatives.len());
+        assert_eq!(self.queue.representatives as usize, self.representatives.len());
         assert_eq!(self.queue.waiting.len(), self.waiting.len());
         if self.waiting.is_empty() && self.representatives.is_empty() && self.guards.is_empty() {
             assert!(self.queue.is_idle(), "an entry stays for ever");

@@ -292,7 +292,7 @@ fn next_lease_keeps_the_renewals_of_the_former() {
     assert!(Arc::ptr_eq(&replaced, &former));
     assert_eq!((schedule.earliest_renewal(), schedule.earliest_deadline()), (renewal, at(9_000)));
     let [(expired, why)] = &schedule.take_expired(at(9_000))[..] else { panic!("max_hold") };
-    assert_eq!((expired.token, why), (FencingToken(2), &LockLost::MaxHold));
+    assert_eq!((expired.token(), why), (FencingToken(2), &LockLost::MaxHold));
     assert!(schedule.replace(generation, successor, Moment::NEVER).is_none(), "it has ended");
 }
 

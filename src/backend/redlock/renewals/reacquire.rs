@@ -61,7 +61,7 @@ impl QuorumRenewals {
             mode: AcquireMode::Try,
             queue_entry: "",
             repair_ttl_ms: 0,
-            token_min: lease.token.0,
+            token_min: lease.token().0,
             is_token_decided: false,
         };
         let request = |node| OfKind { kind: claim.kind, request: acquire(node) };
