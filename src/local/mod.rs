@@ -123,6 +123,10 @@ impl<T: Send + 'static> LocalQueues<T> {
                 return (Turn::Closed, false);
             }
             let ticket = Ticket(shared.next_number());
+            if shared.queues.len() == shared.queues.capacity() {
+                // Most locks are held for longer than their window. They need no queue then.
+                shared.queues.retain(|_, queue| !queue.is_idle(now));
+            }
             let queue = shared.queues.entry(lock.clone()).or_default();
             match queue.arrive(ticket, wanted.terms, now, || LocalWaiter::new(wanted)) {
                 Arrival::Represents => {
@@ -197,7 +201,7 @@ impl<T: Send + 'static> LocalQueues<T> {
         waiter: &LocalWaiter<Turn<T>>,
     ) {
         let ended = self.with(lock, |queue| queue.on_window_end(ticket, clock::now()));
-        match ended.flatten() {
+        match ended {
             Some(Ok(first)) => self.obey(lock, Some(Signal::Represent(first))),
             Some(Err(watch_until)) => waiter.watch(watch_until),
             None => {}
@@ -207,24 +211,21 @@ impl<T: Send + 'static> LocalQueues<T> {
     /// Returns false if the thread has left the queue already.
     fn leave(self: &Arc<Self>, lock: &Arc<str>, ticket: Ticket) -> bool {
         let left = self.with(lock, |queue| queue.leave(ticket, clock::now()));
-        let Some(signal) = left.flatten() else { return false };
+        let Some(signal) = left else { return false };
         self.obey(lock, signal);
         true
     }
 
     /// Has the queue decide, and forgets it if it is not needed any more.
-    fn with<D>(
-        &self,
-        lock: &str,
-        decide: impl FnOnce(&mut LocalQueue<Waiter<T>>) -> D,
-    ) -> Option<D> {
+    fn with<D>(&self, lock: &Arc<str>, decide: impl FnOnce(&mut LocalQueue<Waiter<T>>) -> D) -> D {
+        let now = clock::now();
         let mut shared = self.shared.lock();
-        let queue = shared.queues.get_mut(lock)?;
+        let queue = shared.queues.entry(lock.clone()).or_default();
         let decision = decide(queue);
-        if queue.is_idle() {
+        if queue.is_idle(now) {
             shared.queues.remove(lock);
         }
-        Some(decision)
+        decision
     }
 
     fn obey(self: &Arc<Self>, lock: &Arc<str>, signal: Option<Signal<Waiter<T>>>) {
@@ -255,7 +256,7 @@ impl<T: Send + 'static> Representative<T> {
     /// them fails at a time that counts from its own first request.
     pub(crate) fn scatter(&self) {
         let QueueRef { queues, lock } = &self.queue_ref;
-        for waiter in queues.with(lock, LocalQueue::scatter).into_iter().flatten() {
+        for waiter in queues.with(lock, LocalQueue::scatter) {
             waiter.give(Turn::Represents(queues.representative(lock)));
         }
     }
@@ -314,7 +315,7 @@ impl<T: Send + 'static> Drop for Passing<T> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             let QueueRef { queues, lock } = &self.queue_ref;
-            let _ = queues.with(lock, |queue| queue.on_lost(number));
+            queues.with(lock, |queue| queue.on_lost(number));
             self.to.give(Turn::Represents(queues.representative(lock)));
         }
     }
@@ -323,7 +324,7 @@ impl<T: Send + 'static> Drop for Passing<T> {
 impl<T: Send + 'static> QueueRef<T> {
     fn decide(&self, decide: impl FnOnce(&mut LocalQueue<Waiter<T>>) -> Option<Signal<Waiter<T>>>) {
         let signal = self.queues.with(&self.lock, decide);
-        self.queues.obey(&self.lock, signal.flatten());
+        self.queues.obey(&self.lock, signal);
     }
 }
 

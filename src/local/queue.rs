@@ -235,9 +235,10 @@ impl<S: Clone> LocalQueue<S> {
         !self.waiting.is_empty() || self.has_promoted
     }
 
-    /// Whether nothing is left to remember.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.representatives == 0 && self.hold.is_none()
+    /// Whether nothing is left to remember at `now`. A hold whose window has ended makes no
+    /// difference: its release goes to the server, and the next thread that arrives asks it.
+    pub(crate) fn is_idle(&self, now: Moment) -> bool {
+        self.waiting.is_empty() && self.representatives == 0 && self.open_window(now).is_none()
     }
 
     fn open_window(&self, now: Moment) -> Option<Moment> {

@@ -41,7 +41,22 @@ fn lock_handed_over_first_come_first_served() {
         assert_eq!(queue.release(hold(1), TERMS, at(2)), handed);
     }
     assert_eq!(queue.release(hold(1), TERMS, at(3)), Release::ToServer(None));
-    assert!(queue.is_idle());
+    assert!(queue.is_idle(at(3)));
+}
+
+#[test]
+fn hold_is_forgotten_after_its_window() {
+    let mut queue = LocalQueue::default();
+    queue.arrive(ticket(0), TERMS, at(0), || 0);
+    assert!(!queue.is_idle(at(0)), "a thread asks the server");
+    let _ = queue.on_granted(hold(1), at(WINDOW), 100);
+    assert!(!queue.is_idle(at(WINDOW - 1)) && queue.is_idle(at(WINDOW)));
+    queue.arrive(ticket(1), TERMS, at(0), || 1);
+    assert!(!queue.is_idle(at(WINDOW)), "a thread waits");
+    // What a release does that finds no queue any more.
+    let mut queue = LocalQueue::<u64>::default();
+    assert_eq!(queue.release(hold(1), TERMS, at(WINDOW)), Release::ToServer(None));
+    assert!(queue.is_idle(at(WINDOW)));
 }
 
 #[test]
@@ -80,7 +95,7 @@ fn next_thread_replaces_a_representative_that_leaves() {
     assert_eq!(queue.on_left(at(1)), Some(Signal::Represent(2)));
     assert!(queue.has_waiting(), "the next one has not asked the server yet");
     assert_eq!(queue.on_left(at(1)), None);
-    assert!(queue.is_idle() && !queue.has_waiting());
+    assert!(queue.is_idle(at(1)) && !queue.has_waiting());
 }
 
 #[test]
@@ -271,7 +286,7 @@ impl Process {
         assert_eq!(self.queue.representatives as usize, self.representatives.len());
         assert_eq!(self.queue.waiting.len(), self.waiting.len());
         if self.waiting.is_empty() && self.representatives.is_empty() && self.guards.is_empty() {
-            assert!(self.queue.is_idle(), "an entry stays for ever");
+            assert!(self.queue.is_idle(at(self.now)), "an entry stays for ever");
         }
     }
 }
