@@ -25,6 +25,7 @@ const ACQUIRE: &str = concat!(
 );
 const RELEASE: &str = concat!(
     include_str!("../../src/backend/redis/lua/mutex/release.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/hand_over.lua"),
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/free.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),

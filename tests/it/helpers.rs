@@ -30,6 +30,7 @@ pub(crate) const ACQUIRE: &str = concat!(
 /// The script that releases a lock.
 pub(crate) const RELEASE: &str = concat!(
     include_str!("../../src/backend/redis/lua/mutex/release.lua"),
+    include_str!("../../src/backend/redis/lua/mutex/hand_over.lua"),
     include_str!("../../src/backend/redis/lua/shared.lua"),
     include_str!("../../src/backend/redis/lua/free.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
