@@ -12,9 +12,7 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "testing")]
-use distlock::testing::MemoryServer;
-use distlock::{Config, RedisMgr};
+use distlock::{Config, RedisMgr, testing::MemoryServer};
 
 use crate::{
     helpers::{SECOND, config_long_timeouts},
@@ -26,7 +24,6 @@ pub(crate) enum Subject {
     Redis(Box<RedisServer>),
     /// Several servers that decide together.
     Nodes(Nodes),
-    #[cfg(feature = "testing")]
     Memory(MemoryServer),
 }
 
@@ -34,7 +31,6 @@ impl Subject {
     pub(crate) fn all() -> Vec<Subject> {
         vec![
             Subject::Redis(Box::new(RedisServer::start())),
-            #[cfg(feature = "testing")]
             Subject::Memory(MemoryServer::with_real_time()),
         ]
     }
@@ -61,7 +57,6 @@ impl Subject {
                 let config = config_long_timeouts(nodes.urls()).quarantine(Duration::ZERO);
                 RedisMgr::new(configure(config)).unwrap()
             }
-            #[cfg(feature = "testing")]
             Subject::Memory(server) => server.manager_with(|config| {
                 configure(config.ttl(30 * SECOND).claim_window(20 * SECOND))
             }),

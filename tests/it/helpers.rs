@@ -16,30 +16,6 @@ use crate::support::{FaultProxy, RedisServer, TEST_TIMEOUT, Watchdog, eventually
 
 pub(crate) use crate::shared_helpers::*;
 
-/// The script that acquires a lock, as the library sends it.
-pub(crate) const ACQUIRE: &str = concat!(
-    include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
-    include_str!("../../src/backend/redis/lua/shared.lua"),
-    include_str!("../../src/backend/redis/lua/token.lua"),
-    include_str!("../../src/backend/redis/lua/notify.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/grant.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/acquire_contended.lua"),
-    include_str!("../../src/backend/redis/lua/report.lua")
-);
-
-/// The script that releases a lock.
-pub(crate) const RELEASE: &str = concat!(
-    include_str!("../../src/backend/redis/lua/mutex/release.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/hand_over.lua"),
-    include_str!("../../src/backend/redis/lua/shared.lua"),
-    include_str!("../../src/backend/redis/lua/free.lua"),
-    include_str!("../../src/backend/redis/lua/token.lua"),
-    include_str!("../../src/backend/redis/lua/notify.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/grant.lua"),
-    include_str!("../../src/backend/redis/lua/mutex/release_contended.lua"),
-    include_str!("../../src/backend/redis/lua/report.lua")
-);
-
 /// Operation timeout for tests in which the server does not reply.
 pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 

@@ -28,14 +28,11 @@ mod faults;
 mod fencing_recipes;
 mod harness;
 mod interop;
-#[cfg(feature = "testing")]
 mod memory;
-#[cfg(feature = "mysql")]
 mod mysql;
 mod observe;
 mod security;
 mod sentinel;
 mod tidy;
-#[cfg(feature = "tls")]
 mod tls;
 mod user_connection;

@@ -5,7 +5,6 @@ mod holders;
 mod leases;
 mod limits;
 mod outages;
-#[cfg(feature = "tls")]
 mod tls;
 mod unfit;
 mod waiters;

@@ -7,9 +7,10 @@ mod rounds;
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
-use distlock::{Config, LockError, LockGuard, LockManager, RedisMgr, Released, generate_lock_id};
-#[cfg(feature = "mysql")]
-use distlock::{MySqlConfig, MySqlMgr};
+use distlock::{
+    Config, LockError, LockGuard, LockManager, MySqlConfig, MySqlMgr, RedisMgr, Released,
+    generate_lock_id,
+};
 use parking_lot::Mutex;
 
 use crate::{
@@ -58,7 +59,6 @@ fn manager(side: &WorkerSide) -> RedisMgr {
 
 /// A manager for the servers of this URL, of whatever kind they are.
 fn manager_by_url(side: &WorkerSide) -> Arc<dyn LockManager> {
-    #[cfg(feature = "mysql")]
     if side.arg("url").starts_with("mysql:") {
         let mut config = MySqlConfig::new(side.arg("url")).operation_timeout(TEST_TIMEOUT);
         if let Some(ttl) = milliseconds(side, "ttl_ms") {

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use distlock::{LockGuard, LockLost, RedisMgr};
+use distlock::{LockGuard, LockLost, RedisMgr, testing::servers::Script};
 
 use crate::{
     helpers::{
-        ACQUIRE, CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
+        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
         config_long_timeouts, config_short_timeout, expect_loss, get, manager, pttl, queue_key,
         queue_length, server_behind_proxy, set_foreign_lock, spawn_call, token_key, with_ttl,
     },
@@ -88,7 +88,8 @@ fn late_request_does_not_shorten_the_lease() {
     let keys = [LOCK, &queue, &token, FENCE];
     let args = ["7", guard.id().as_str(), "1000", "look", "1000 nowhere x", far, "1"];
     let last = ["0000000000000000", "3601000", "1"];
-    let held: String = server.query(&[&["EVAL", ACQUIRE, "4"][..], &keys, &args, &last].concat());
+    let held: String =
+        server.query(&[&["EVAL", Script::Acquire.text(), "4"][..], &keys, &args, &last].concat());
     assert!(held.starts_with("7 held "), "{held}");
     assert!(pttl(&server, LOCK) > 60_000, "{} ms are left", pttl(&server, LOCK));
 }

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use distlock::{HeldBy, LockLost, LockOptions, Released};
+use distlock::{HeldBy, LockLost, LockOptions, Released, testing::servers::Script};
 
 use super::{LONG, Subject, members_key, spawn_waiter};
 use crate::{
@@ -228,20 +228,9 @@ fn release_of_a_writer_leaves_the_reader_it_has_become() {
     let server = RedisServer::start();
     let lock = manager(&server).rw_lock("r").unwrap();
     let reader = lock.write().unwrap().downgrade().unwrap();
-    let source = concat!(
-        include_str!("../../../src/backend/redis/lua/shared.lua"),
-        include_str!("../../../src/backend/redis/lua/free.lua"),
-        include_str!("../../../src/backend/redis/lua/group/release_alone.lua"),
-        include_str!("../../../src/backend/redis/lua/token.lua"),
-        include_str!("../../../src/backend/redis/lua/notify.lua"),
-        include_str!("../../../src/backend/redis/lua/group/members.lua"),
-        include_str!("../../../src/backend/redis/lua/group/grant.lua"),
-        include_str!("../../../src/backend/redis/lua/group/release.lua"),
-        include_str!("../../../src/backend/redis/lua/report.lua")
-    );
     let release = |members: &str| -> String {
         let keys = keys_of_lock();
-        let mut words = vec!["EVAL", source, "5"];
+        let mut words = vec!["EVAL", Script::ReleaseGroup.text(), "5"];
         words.extend(keys.iter().map(String::as_str));
         words.extend(["7", reader.id().as_str(), "", "", members, "1"]);
         server.query(&words)
@@ -286,18 +275,9 @@ fn repeated_downgrade_keeps_the_reader_for_a_whole_ttl_again() {
     let server = RedisServer::start();
     let lock = manager(&server).rw_lock("r").unwrap();
     let reader = lock.write().unwrap().downgrade().unwrap();
-    let source = concat!(
-        include_str!("../../../src/backend/redis/lua/shared.lua"),
-        include_str!("../../../src/backend/redis/lua/token.lua"),
-        include_str!("../../../src/backend/redis/lua/notify.lua"),
-        include_str!("../../../src/backend/redis/lua/group/members.lua"),
-        include_str!("../../../src/backend/redis/lua/group/grant.lua"),
-        include_str!("../../../src/backend/redis/lua/group/downgrade.lua"),
-        include_str!("../../../src/backend/redis/lua/report.lua")
-    );
     let again = |ttl_ms: &str| {
         let keys = keys_of_lock();
-        let mut words = vec!["EVAL", source, "5"];
+        let mut words = vec!["EVAL", Script::Downgrade.text(), "5"];
         words.extend(keys.iter().map(String::as_str));
         words.extend(["7", reader.id().as_str(), ttl_ms, "1"]);
         let reply: String = server.query(&words);

@@ -90,7 +90,6 @@ fn blocking_logger_delays_no_loss_no_renewal_and_no_shutdown() {
     GATE.open();
 }
 
-#[cfg(feature = "metrics")]
 mod recorder {
     use std::sync::Arc;
 

@@ -1,6 +1,5 @@
 //! Metrics and spans that are passed on to the `metrics` and `tracing` facades.
 
-#[cfg(feature = "metrics")]
 mod facade {
     use std::{
         collections::{BTreeMap, BTreeSet},
@@ -264,7 +263,6 @@ mod facade {
     }
 }
 
-#[cfg(feature = "tracing")]
 mod spans {
     use std::{
         fmt::Debug,

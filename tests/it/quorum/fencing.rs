@@ -11,7 +11,8 @@ use crate::{
     support::{Fault, Nodes, TEST_TIMEOUT, any_request, command, off_by},
 };
 
-/// To repeat a failure, use its seed: `DISTLOCK_SEED=… cargo test --test it tokens_rise`.
+/// To repeat a failure, use its seed:
+/// `DISTLOCK_SEED=… cargo test --all-features --test it tokens_rise`.
 fn seed() -> u64 {
     env::var("DISTLOCK_SEED")
         .ok()

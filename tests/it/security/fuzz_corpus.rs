@@ -2,18 +2,12 @@
 
 use std::{env, fs, io::Write, net::TcpStream, path::Path};
 
+use distlock::testing::servers::Script;
+
 use crate::{
-    helpers::{ACQUIRE, FENCE, RELEASE},
+    helpers::FENCE,
     support::{Frames, RedisServer, request},
 };
-
-const INSPECT: &str = concat!(
-    include_str!("../../../src/backend/redis/lua/shared.lua"),
-    include_str!("../../../src/backend/redis/lua/inspect.lua"),
-    include_str!("../../../src/backend/redis/lua/report.lua")
-);
-const RENEW: &str = include_str!("../../../src/backend/redis/lua/mutex/renew.lua");
-const DESCRIBE: &str = include_str!("../../../src/backend/redis/lua/describe.lua");
 
 /// The values that src/fuzz expects.
 const NONCE: &str = "1000";
@@ -41,10 +35,11 @@ impl Recorder {
         self.frame()
     }
 
-    fn script(&mut self, text: &str, name: &str, args: &[&str]) -> Vec<u8> {
+    fn script(&mut self, script: Script, name: &str, args: &[&str]) -> Vec<u8> {
         let keys = ["", "distlock:queue:{", "distlock:token:{"]
             .map(|kind| format!("{kind}lock:{name}{}", if kind.is_empty() { "" } else { "}" }));
-        let mut words = vec!["EVAL", text, "4", &keys[0], &keys[1], &keys[2], FENCE, NONCE];
+        let mut words =
+            vec!["EVAL", script.text(), "4", &keys[0], &keys[1], &keys[2], FENCE, NONCE];
         words.extend(args);
         words.push("1");
         self.request(&words)
@@ -54,15 +49,19 @@ impl Recorder {
         let entry = format!("1000 distlock:client:x {id}");
         let never = "9999999999999999";
         let from = "0000000000000000";
-        self.script(ACQUIRE, name, &[id, "30000", mode, &entry, never, "1", from, "3630000"])
+        self.script(
+            Script::Acquire,
+            name,
+            &[id, "30000", mode, &entry, never, "1", from, "3630000"],
+        )
     }
 
     fn release(&mut self, name: &str, id: &str) -> Vec<u8> {
-        self.script(RELEASE, name, &[id, "", ""])
+        self.script(Script::Release, name, &[id, "", ""])
     }
 
     fn inspect(&mut self, name: &str) -> Vec<u8> {
-        self.script(INSPECT, name, &[])
+        self.script(Script::Inspect, name, &[])
     }
 }
 
@@ -80,7 +79,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
     let keys = |names: &[&str]| names.iter().map(|name| format!("lock:{name}")).collect::<Vec<_>>();
     let renew = |client: &mut Recorder, names: &[&str]| {
         let (keys, count) = (keys(names), names.len().to_string());
-        let mut words = vec!["EVAL", RENEW, &count];
+        let mut words = vec!["EVAL", Script::Renew.text(), &count];
         words.extend(keys.iter().map(String::as_str));
         words.extend([NONCE, "9999999999999999"]);
         names.iter().for_each(|_| words.extend([ID, "30000"]));
@@ -95,7 +94,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
             .flat_map(|key| [key.clone(), other_key("queue", key), other_key("token", key)])
             .collect();
         let count = all.len().to_string();
-        let mut words = vec!["EVAL", DESCRIBE, &count];
+        let mut words = vec!["EVAL", Script::Describe.text(), &count];
         words.extend(all.iter().map(String::as_str));
         words.extend([NONCE, "3", "5", "1"]);
         client.request(&words)
@@ -132,7 +131,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
     ];
     let past = "0000000000000000";
     let expired = [ID, "30000", "try", "", past, "1", past, "3630000"];
-    files.push(("replies/late", client.script(ACQUIRE, "a", &expired)));
+    files.push(("replies/late", client.script(Script::Acquire, "a", &expired)));
     let queries = [&["INFO", "server"][..], &["INFO", "replication"]];
     let introduction: Vec<u8> =
         queries.iter().flat_map(|query| public_fields(&client.request(query))).collect();

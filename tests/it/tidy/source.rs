@@ -76,7 +76,8 @@ pub(super) fn expect_generated(path: &str, generated: &str) {
     }
     let differs = current.lines().zip(generated.lines()).find(|(is, wanted)| is != wanted);
     panic!(
-        "{path} does not match the tests; run `DISTLOCK_BLESS=1 cargo test --test it tidy`. \
+        "{path} does not match the tests; run \
+         `DISTLOCK_BLESS=1 cargo test --all-features --test it tidy`. \
          First difference: {differs:#?}"
     );
 }

@@ -102,7 +102,6 @@ fn waits_for_all_kinds_of_locks_can_be_cancelled() {
 /// Only the cancellation can wake it: no poll becomes due.
 ///
 /// Fault: N170
-#[cfg(feature = "testing")]
 #[test]
 fn cancelled_waiter_returns_while_time_stands_still() {
     let mgr = distlock::testing::MemoryServer::new().manager();

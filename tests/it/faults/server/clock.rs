@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use distlock::{LockLost, RedisMgr};
+use distlock::{LockLost, RedisMgr, testing::servers::Script};
 
 use super::TTL;
 use crate::{
     faults::LOCK,
     helpers::{
-        ACQUIRE, CALL_LIMIT, FENCE, RELEASE, SECOND, UnwrapReleased, await_gone, completes_within,
+        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
         config_medium_timeout, expect_loss, get, manager, pttl, server_with_scripts,
         set_foreign_lock, spawn_queued_waiter, token_key, with_ttl,
     },
@@ -131,7 +131,8 @@ end}
 /// Fault: F50
 #[test]
 fn times_with_fewer_digits_are_compared_as_numbers() {
-    let (acquire, release) = (with_clock_arguments(ACQUIRE), with_clock_arguments(RELEASE));
+    let [acquire, release] =
+        [Script::Acquire, Script::Release].map(|script| with_clock_arguments(script.text()));
     let server = RedisServer::start();
     let (lock, queue, token) = ("lock:x", "distlock:queue:{lock:x}", token_key("x"));
     let run = |script: &str, args: &[&str], micros: u64| -> String {
