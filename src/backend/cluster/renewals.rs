@@ -7,7 +7,7 @@ use super::{cluster_node::Part, redirect_reply::Redirect, router::Router};
 use crate::{
     backend::{
         LeaseRenewals, Renewal, RenewalLimits, RenewalReport,
-        error::{BackendError, NodeError},
+        error::BackendError,
         redis::{
             Connection, Exchange, ExchangeLimits, exchange_all,
             renewals::{conclude, connect_by, member_renewal, renewal_request, renewal_timeout},
@@ -54,10 +54,6 @@ impl ClusterRenewals {
         let requests: Vec<_> = renewals.iter().map(in_cluster).collect();
         let mut results = exchange_all(&part.node, connection, &requests, limits);
         self.router.replicas().confirm_all(&part.node, connection, &mut results, limits);
-        if results.iter().any(|result| result.as_ref().is_err_and(NodeError::is_timeout)) {
-            // The next exchange must not wait for these replies.
-            connection.poison();
-        }
         for ((at, renewal), result) in some.iter().zip(&renewals).zip(results) {
             match result {
                 Ok(Exchange { sent, reply: (_, replies) }) => {

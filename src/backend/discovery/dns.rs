@@ -8,7 +8,7 @@
 
 use std::{collections::HashMap, io, net::ToSocketAddrs as _, sync::LazyLock, time::Duration};
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
 
 use super::{Address, Discovery};
@@ -76,9 +76,9 @@ impl Discovery for HostName {
         let (sender, result) = bounded(1);
         let first = {
             let mut in_flight = IN_FLIGHT.lock();
-            let waiting = in_flight.entry(self.clone()).or_default();
-            waiting.push(sender);
-            waiting.len() == 1
+            let first = !in_flight.contains_key(self);
+            in_flight.entry(self.clone()).or_default().push(sender.clone());
+            first
         };
         if first {
             let name = self.clone();
@@ -86,13 +86,19 @@ impl Discovery for HostName {
                 self.deliver(&Err((error.kind(), error.to_string())));
             }
         }
-        let failure = match result.recv_timeout(deadline.duration_since(clock::now())) {
+        let left = deadline.duration_since(clock::now());
+        let answer = result.recv_timeout(left).or_else(|_| {
+            // A lookup that hangs does not collect the callers that have gone.
+            if let Some(waiting) = IN_FLIGHT.lock().get_mut(self) {
+                waiting.retain(|waiter| !waiter.same_channel(&sender));
+            }
+            // The result may just have arrived.
+            result.try_recv()
+        });
+        let failure = match answer {
             Ok(Ok(addresses)) => return Ok(addresses),
             Ok(Err((kind, text))) => io::Error::new(kind, text),
-            Err(RecvTimeoutError::Timeout) => {
-                io::Error::new(io::ErrorKind::TimedOut, "the name lookup timed out")
-            }
-            Err(RecvTimeoutError::Disconnected) => io::Error::other("the name lookup failed"),
+            Err(_) => io::Error::new(io::ErrorKind::TimedOut, "the name lookup timed out"),
         };
         Err(NodeError::not_sent(failure))
     }
@@ -126,5 +132,19 @@ mod tests {
             assert!(!asker.join().unwrap().unwrap().is_empty());
         }
         assert!(IN_FLIGHT.lock().keys().all(|name| name.port != 9), "a lookup was left in flight");
+    }
+
+    /// Fault: F58
+    #[test]
+    fn hanging_lookup_does_not_collect_callers() {
+        let name = HostName::new("hanging", 10);
+        IN_FLIGHT.lock().insert(name.clone(), Vec::new());
+        for _ in 0..3 {
+            assert!(name.resolve(clock::now()).is_err());
+        }
+        assert_eq!(IN_FLIGHT.lock().get(&name).map(Vec::len), Some(0));
+        // The result of the lookup serves later callers, although nobody waits for it.
+        name.deliver(&Ok(vec![Address::Tcp("127.0.0.1:10".parse().unwrap())]));
+        assert_eq!(name.resolve(clock::now()).unwrap().len(), 1);
     }
 }

@@ -13,14 +13,19 @@ mod pipeline;
 mod tests;
 mod user_commands;
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, io, mem, sync::Arc, time::Duration};
 
 use redis::Value;
 
 pub(crate) use self::handshake::Handshake;
 use self::handshake::handshake;
 
-use super::{NodeError, NodeErrorKind, framed_socket::FramedSocket, url::Endpoint};
+use super::{
+    NodeError, NodeErrorKind,
+    fields::{is_foreign, is_tls},
+    framed_socket::FramedSocket,
+    url::Endpoint,
+};
 use crate::{
     backend::{
         CancelHandle,
@@ -115,7 +120,7 @@ impl Connection {
     /// Closes the socket if a user has sent commands over it, because they may have changed its
     /// state.
     pub(crate) fn close_if_used_by_caller(&mut self) {
-        if std::mem::take(&mut self.used_by_caller) {
+        if mem::take(&mut self.used_by_caller) {
             self.close();
         }
     }
@@ -333,24 +338,16 @@ impl Connection {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.is_timeout() => Ok(None),
             Err(error) => {
-                let (is_tls, foreign) = (link.is_tls(), link.foreign.take());
-                #[cfg(feature = "tls")]
-                let tls_error = link.tls_error.take();
+                let (begin, failure) = (mem::take(&mut link.begin), link.failure.take());
                 self.poison();
-                let kind = match error.kind() {
-                    #[cfg(feature = "tls")]
-                    redis::ErrorKind::Io if tls_error.is_some() => {
-                        NodeErrorKind::Tls(tls_error.unwrap_or_default())
+                let kind = match failure.map(NodeErrorKind::from) {
+                    Some(kind @ NodeErrorKind::Tls(_)) => kind,
+                    _ if is_tls(&begin) => NodeErrorKind::Tls(TLS_HINT.into()),
+                    _ if is_foreign(&begin) => {
+                        NodeErrorKind::NotRedis(quote_begin(&self.endpoint, &begin))
                     }
-                    _ if is_tls => NodeErrorKind::Tls(TLS_HINT.into()),
-                    redis::ErrorKind::Io => error
-                        .detail()
-                        .map_or_else(|| io::Error::other(error.to_string()), io::Error::other)
-                        .into(),
-                    _ => match foreign {
-                        Some(begin) => NodeErrorKind::NotRedis(quote_begin(&self.endpoint, &begin)),
-                        None => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
-                    },
+                    Some(kind) => kind,
+                    None => NodeErrorKind::Protocol(self.endpoint.quote(&error.to_string())),
                 };
                 Err(NodeError::outcome_unknown(kind))
             }

@@ -126,15 +126,15 @@ fn receive_reply<C: Request>(
     receive(connection)
 }
 
-/// Reads one reply. If it is not awaited any more, the connection stays open, and the reply counts
-/// as unread.
+/// Reads one reply. If it does not arrive in time, or is not awaited any more, the connection is
+/// closed: the next exchange must not wait for it.
 fn receive_within(
     connection: &mut Connection,
     limits: &mut ExchangeLimits<'_>,
 ) -> Result<Value, NodeError> {
     loop {
         let Some(next) = (limits.check)(clock::now()) else {
-            connection.abandon_reply(None);
+            connection.poison();
             return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
         };
         if next >= limits.deadline {

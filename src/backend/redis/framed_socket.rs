@@ -10,9 +10,6 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
-use super::fields::{is_foreign, is_tls};
-#[cfg(feature = "tls")]
-use crate::backend::transport::tls_advice;
 use crate::{
     backend::transport::{Transport, write_all},
     core::ack::AckTracker,
@@ -28,7 +25,7 @@ const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of bytes read after the deadline, for a reply that has already arrived. Only
 /// lists are longer.
 const LATE_BYTES_MAX: usize = 128 << 10;
-/// Maximum number of bytes that are kept of a server of another kind.
+/// Maximum number of bytes that are kept of what the server sent first.
 const BEGIN_BYTES_MAX: usize = 256;
 
 pub(super) struct FramedSocket {
@@ -48,13 +45,10 @@ pub(super) struct FramedSocket {
     pub(super) acks: AckTracker,
     /// Scripts whose full text was sent, as a bit mask.
     pub(super) loaded_scripts: u32,
-    /// Whether the first bytes received look like TLS; `None` before the first byte.
-    tls: Option<bool>,
-    /// The first bytes received, if no Redis server sends them.
-    pub(super) foreign: Option<Box<[u8]>>,
-    /// Why TLS has failed; the parser reports errors only as text.
-    #[cfg(feature = "tls")]
-    pub(super) tls_error: Option<String>,
+    /// The first bytes received. They show what kind of server it is.
+    pub(super) begin: Vec<u8>,
+    /// Why the last read has failed; the parser reports errors only as text.
+    pub(super) failure: Option<io::Error>,
 }
 
 impl FramedSocket {
@@ -72,16 +66,9 @@ impl FramedSocket {
             late_readers: VecDeque::new(),
             acks: AckTracker::default(),
             loaded_scripts: 0,
-            tls: None,
-            foreign: None,
-            #[cfg(feature = "tls")]
-            tls_error: None,
+            begin: Vec::new(),
+            failure: None,
         }
-    }
-
-    /// Whether the server speaks TLS, which the parser cannot read.
-    pub(super) fn is_tls(&self) -> bool {
-        self.tls == Some(true)
     }
 
     /// Reads one value. At `until`, fails with a timeout and keeps a partial value for the next
@@ -89,7 +76,8 @@ impl FramedSocket {
     pub(super) fn read(&mut self, until: Moment, spin_max: Duration) -> RedisResult<Value> {
         let started = clock::now();
         let spin_until = started.saturating_add(self.spin_time(spin_max)).min(until);
-        let FramedSocket { transport, parser, reply_budget, tls, foreign, .. } = self;
+        let FramedSocket { transport, parser, reply_budget, begin, failure, .. } = self;
+        *failure = None;
         let mut reader = DeadlineReader {
             transport: &mut **transport,
             until,
@@ -97,10 +85,8 @@ impl FramedSocket {
             first_byte_at: None,
             reply_budget,
             late_budget: LATE_BYTES_MAX,
-            tls,
-            foreign,
-            #[cfg(feature = "tls")]
-            tls_error: &mut self.tls_error,
+            begin,
+            failure,
         };
         let result = parser.parse_value(&mut reader);
         if let Some(first_at) = reader.first_byte_at {
@@ -141,16 +127,24 @@ struct DeadlineReader<'a> {
     reply_budget: &'a mut usize,
     /// Number of bytes that this call may still read after the deadline.
     late_budget: usize,
-    tls: &'a mut Option<bool>,
-    foreign: &'a mut Option<Box<[u8]>>,
-    #[cfg(feature = "tls")]
-    tls_error: &'a mut Option<String>,
+    begin: &'a mut Vec<u8>,
+    failure: &'a mut Option<io::Error>,
 }
 
 impl Read for DeadlineReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_some(buffer).map_err(|error| {
+            let kind = error.kind();
+            *self.failure = Some(error);
+            kind.into()
+        })
+    }
+}
+
+impl DeadlineReader<'_> {
     /// Busy-waits for a short time before it blocks, yielding to other threads. Sleeping and waking
     /// up can take longer than a nearby server needs to reply.
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    fn read_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if *self.reply_budget == 0 {
             return Err(io::Error::other("the reply is too long: more than 4 MiB"));
         }
@@ -169,15 +163,14 @@ impl Read for DeadlineReader<'_> {
             }
             let longest = if spinning { Duration::ZERO } else { remaining };
             match self.transport.read(&mut buffer[..room], longest) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => {
                     *self.reply_budget -= read;
                     if remaining.is_zero() {
                         self.late_budget -= read;
                     }
-                    if self.tls.is_none() {
-                        let begin = &buffer[..read.min(BEGIN_BYTES_MAX)];
-                        *self.tls = Some(is_tls(begin));
-                        *self.foreign = is_foreign(begin).then(|| begin.into());
+                    if self.begin.is_empty() {
+                        *self.begin = buffer[..read.min(BEGIN_BYTES_MAX)].to_vec();
                     }
                     self.spin_until = Moment::from_nanos(0);
                     self.first_byte_at.get_or_insert_with(clock::now);
@@ -189,13 +182,7 @@ impl Read for DeadlineReader<'_> {
                         error.kind(),
                         io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
                     ) => {}
-                Err(error) => {
-                    #[cfg(feature = "tls")]
-                    {
-                        *self.tls_error = tls_advice(&error);
-                    }
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
             if remaining.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -240,8 +227,9 @@ mod tests {
     fn reply_size_limit_spans_several_reads() {
         let (mut link, server) =
             socket_receiving(format!("$500000000\r\n{}", "x".repeat(4 * REPLY_BYTES_MAX)));
-        let error = read_in_turns(&mut link).unwrap_err();
-        assert!(error.to_string().contains("too long"), "{error}");
+        read_in_turns(&mut link).unwrap_err();
+        let failure = link.failure.take().unwrap();
+        assert!(failure.to_string().contains("too long"), "{failure}");
         drop(link);
         assert!(server.join().unwrap().is_err(), "the whole reply was read");
     }

@@ -282,7 +282,7 @@ impl RedisNode {
                 format!("it is the same server as {other}, and would vote twice")
             }
         };
-        connection.poison();
+        connection.close();
         Err(NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) })
     }
 

@@ -75,10 +75,6 @@ impl RedisRenewals {
     ) -> Vec<RenewalResult> {
         let mut results = exchange_all(&self.node, &mut self.connection, requests, limits);
         self.replicas.confirm_all(&self.node, &mut self.connection, &mut results, limits);
-        if results.iter().any(|result| result.as_ref().is_err_and(NodeError::is_timeout)) {
-            // The next exchange must not wait for these replies.
-            self.connection.poison();
-        }
         results
     }
 }

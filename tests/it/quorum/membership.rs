@@ -175,6 +175,13 @@ fn node_that_becomes_a_replica_loses_its_vote() {
     // If its last reply was slow, it is not asked for the lock, and so has not rejected it yet.
     eventually("the replica is discovered", TEST_TIMEOUT, || !replica_votes());
     assert!((0..5).all(|_| !replica_votes()), "it repeats its master's data as a vote");
+    // Each attempt to use it connects, which is not the end of an outage.
+    let handshakes = || nodes.server(1).calls("time");
+    let before = handshakes();
+    eventually("it is connected to again", TEST_TIMEOUT, || {
+        !replica_votes() && handshakes() >= before + 6
+    });
+    assert_eq!(mgr.metrics().reconnected(), 0);
 }
 
 /// Goal: a replica does not repeat its master's data as its own vote, even if the call did not wait

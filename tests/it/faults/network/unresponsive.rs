@@ -174,6 +174,9 @@ fn calls_return_if_the_server_hangs_up() {
     let proxy = FaultProxy::in_front_of(server.addr());
     proxy.on_request(|_| true, Fault::CloseAfterRequest).forever();
     expect_calls_to_return("closing", &proxy.url());
+    let mgr = RedisMgr::new(config_short_timeout(proxy.url())).unwrap();
+    let error = mgr.try_lock("x").unwrap_err();
+    assert!(error.to_string().contains("it closed the connection"), "{error}");
 }
 
 /// Fault: F54
