@@ -339,8 +339,8 @@ impl ClusterGrantStream {
         now: Moment,
         resubscribed: &mut BTreeSet<u16>,
     ) {
-        match Received::parse(value) {
-            Received::Grant(granted) => self.events.push_back(granted.into_event(number)),
+        match Received::parse(value, number) {
+            Received::Grant(id, notice) => self.events.push_back(StreamEvent::Grant(id, notice)),
             Received::Subscribed(slot) => {
                 self.on_subscribed(number, slot, now);
                 resubscribed.insert(slot);

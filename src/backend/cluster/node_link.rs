@@ -6,8 +6,8 @@ use redis::Value;
 
 use super::cluster_node::Part;
 use crate::{
-    backend::redis::{GrantMessage, PubSubMessage, Subscriber},
-    core::cluster_slot::slot_of,
+    backend::redis::{PubSubMessage, Subscriber},
+    core::{claim::GrantNotice, cluster_slot::slot_of},
     sys::clock::Moment,
 };
 
@@ -32,8 +32,8 @@ pub(super) enum LinkState {
 
 /// What a node sent.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Received<'a> {
-    Grant(GrantMessage<'a>),
+pub(super) enum Received {
+    Grant(Box<str>, GrantNotice),
     Subscribed(u16),
     Unsubscribed(u16),
     /// The error that replies to a command.
@@ -41,10 +41,13 @@ pub(super) enum Received<'a> {
     Other,
 }
 
-impl<'a> Received<'a> {
-    pub(super) fn parse(value: &'a Value) -> Received<'a> {
+impl Received {
+    pub(super) fn parse(value: &Value, number: u64) -> Received {
         match PubSubMessage::parse(value) {
-            PubSubMessage::Grant(granted) => return Received::Grant(granted),
+            PubSubMessage::Grant(id, notice) => {
+                let notice = GrantNotice { server: number, ..notice };
+                return Received::Grant(id.into(), notice);
+            }
             PubSubMessage::Invalid => return Received::Other,
             PubSubMessage::NotAMessage => {}
         }
@@ -75,8 +78,8 @@ mod tests {
             let words = text.split('/').map(|word| Value::BulkString(word.into()));
             Value::Array(words.collect())
         };
-        let is = |text: &str, expected: Received<'_>| {
-            assert_eq!(Received::parse(&value(text)), expected, "{text}");
+        let is = |text: &str, expected: Received| {
+            assert_eq!(Received::parse(&value(text), 3), expected, "{text}");
         };
         let slot = slot_of("7");
         is("ssubscribe/distlock:client:{7}:x/1", Received::Subscribed(slot));
@@ -84,8 +87,8 @@ mod tests {
         is("sunsubscribe/distlock:client:{7}:x/0", Received::Unsubscribed(slot));
         is("pong/", Received::Other);
         is("smessage/c/nonsense", Received::Other);
-        let grant = GrantMessage { token: 5, granted_at_us: 6, px_ms: 7, id: "me" };
-        is("smessage/c/5 6 7 me", Received::Grant(grant));
-        assert_eq!(Received::parse(&Value::Nil), Received::Other);
+        let notice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7, server: 3 };
+        is("smessage/c/5 6 7 me", Received::Grant("me".into(), notice));
+        assert_eq!(Received::parse(&Value::Nil, 3), Received::Other);
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     backend::{
         CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake,
         error::NodeError,
-        redis::{GrantMessage, PLACE},
+        redis::{PLACE, parse_grant},
     },
     sys::clock::Moment,
 };
@@ -57,7 +57,7 @@ impl GrantStream for MemoryGrantStream {
 
     fn receive(&mut self, until: Moment) -> Result<Option<StreamEvent>, NodeError> {
         let Some(payload) = self.inbox.receive(until)? else { return Ok(None) };
-        Ok(GrantMessage::parse(&payload).map(|message| message.into_event(0)))
+        Ok(parse_grant(&payload).map(|(id, notice)| StreamEvent::Grant(id.into(), notice)))
     }
 }
 

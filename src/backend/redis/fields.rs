@@ -4,10 +4,7 @@ use std::str::FromStr;
 
 use redis::Value;
 
-use crate::{
-    backend::StreamEvent,
-    core::{claim::GrantNotice, holder::Holder},
-};
+use crate::core::{claim::GrantNotice, holder::Holder};
 
 /// Exclusive maximum of tokens: below it, Lua numbers represent every integer exactly.
 const LUA_INTEGER_MAX: u64 = 1 << 53;
@@ -161,19 +158,11 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Message that grants the lock to a waiter: `token granted_at px id`.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct GrantMessage<'a> {
-    pub(crate) token: u64,
-    pub(crate) granted_at_us: u64,
-    pub(crate) px_ms: u64,
-    pub(crate) id: &'a str,
-}
-
 /// A value received on the subscription of a manager.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PubSubMessage<'a> {
-    Grant(GrantMessage<'a>),
+    /// The server has given the lock to the waiter with this id.
+    Grant(&'a str, GrantNotice),
     /// A message that is not a valid grant.
     Invalid,
     /// Not a message, for example the reply to a command.
@@ -187,26 +176,20 @@ impl<'a> PubSubMessage<'a> {
             [Value::BulkString(kind), _, Value::BulkString(payload)]
                 if kind == b"message" || kind == b"smessage" =>
             {
-                GrantMessage::parse(payload).map_or(PubSubMessage::Invalid, PubSubMessage::Grant)
+                parse_grant(payload)
+                    .map_or(PubSubMessage::Invalid, |(id, notice)| PubSubMessage::Grant(id, notice))
             }
             _ => PubSubMessage::NotAMessage,
         }
     }
 }
 
-impl<'a> GrantMessage<'a> {
-    pub(crate) fn parse(payload: &'a [u8]) -> Option<GrantMessage<'a>> {
-        let mut fields = std::str::from_utf8(payload).ok()?.splitn(4, ' ');
-        let mut whole = || parse_lua_integer(fields.next()?).filter(|number| *number > 0);
-        let (token, granted_at_us, px_ms) = (whole()?, whole()?, whole()?);
-        Some(GrantMessage { token, granted_at_us, px_ms, id: fields.next()? })
-    }
-
-    /// Returns what the server with this number says to the waiter.
-    pub(crate) fn into_event(self, server: u64) -> StreamEvent {
-        let GrantMessage { token, granted_at_us, px_ms, id } = self;
-        StreamEvent::Grant(id.into(), GrantNotice { token, granted_at_us, px_ms, server })
-    }
+/// Reads a message that grants the lock to a waiter: `token granted_at px id`. Returns its id too.
+pub(crate) fn parse_grant(payload: &[u8]) -> Option<(&str, GrantNotice)> {
+    let mut fields = std::str::from_utf8(payload).ok()?.splitn(4, ' ');
+    let mut whole = || parse_lua_integer(fields.next()?).filter(|number| *number > 0);
+    let (token, granted_at_us, px_ms) = (whole()?, whole()?, whole()?);
+    Some((fields.next()?, GrantNotice { token, granted_at_us, px_ms, server: 0 }))
 }
 
 #[cfg(test)]
@@ -279,12 +262,12 @@ mod tests {
 
     #[test]
     fn grant_message_is_parsed_or_rejected() {
-        let grant = GrantMessage { token: 5, granted_at_us: 6, px_ms: 7, id: "host|x y" };
-        assert_eq!(GrantMessage::parse(b"5 6 7 host|x y"), Some(grant));
+        let notice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7, server: 0 };
+        assert_eq!(parse_grant(b"5 6 7 host|x y"), Some(("host|x y", notice)));
         for bad in
             [&b""[..], b"5 6 7", b"0 6 7 x", b"5 -6 7 x", b"9007199254740992 6 7 x", b"5 6 7 \xff"]
         {
-            assert_eq!(GrantMessage::parse(bad), None);
+            assert_eq!(parse_grant(bad), None);
         }
     }
 
@@ -305,10 +288,10 @@ mod tests {
                 [kind, "channel", payload].map(|text| Value::BulkString(text.into())).into(),
             )
         };
-        let grant = GrantMessage { token: 5, granted_at_us: 6, px_ms: 7, id: "me" };
+        let notice = GrantNotice { token: 5, granted_at_us: 6, px_ms: 7, server: 0 };
         assert_eq!(
             PubSubMessage::parse(&message("message", "5 6 7 me")),
-            PubSubMessage::Grant(grant)
+            PubSubMessage::Grant("me", notice)
         );
         assert_eq!(PubSubMessage::parse(&message("message", "hello")), PubSubMessage::Invalid);
         assert_eq!(

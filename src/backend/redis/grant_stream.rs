@@ -85,7 +85,7 @@ impl GrantStream for RedisGrantStream {
     fn receive(&mut self, until: Moment) -> Result<Option<StreamEvent>, NodeError> {
         let Some(value) = self.receive_value(until)? else { return Ok(None) };
         match PubSubMessage::parse(&value) {
-            PubSubMessage::Grant(granted) => Ok(Some(granted.into_event(0))),
+            PubSubMessage::Grant(id, notice) => Ok(Some(StreamEvent::Grant(id.into(), notice))),
             PubSubMessage::Invalid => {
                 if !std::mem::replace(&mut self.garbage_logged, true) {
                     let label = self.label();

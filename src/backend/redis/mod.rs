@@ -50,7 +50,7 @@ pub(crate) use self::{
     connection::Connection,
     declare_new::declare_new,
     exchange::{ExchangeLimits, connect, exchange, exchange_all, exchange_within},
-    fields::{GrantMessage, PubSubMessage, write_command},
+    fields::{PubSubMessage, parse_grant, write_command},
     framed_socket::LateReader,
     grant_stream::RedisGrantStream,
     pool::{ConnectionPool, PooledConnections},
