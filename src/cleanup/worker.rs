@@ -3,7 +3,7 @@
 //! Invariant: an entry that is taken from the queue is cleaned up, has expired, is put back, or is
 //! dropped after a panic. After a shutdown, what is left expires.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, slice, sync::Arc, time::Duration};
 
 use super::{Shared, Step, queue::Cleanup};
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     sys::{
         clock::{self, Moment},
         display::Quoted,
+        logging::isolate_panic,
     },
 };
 
@@ -105,13 +106,40 @@ impl Worker {
         }
     }
 
+    /// Tries each entry once. After a panic, tries each on its own, and drops the one that panics:
+    /// it would panic at every try and disturb the others.
     fn try_each(
         &mut self,
         cleanups: &mut [Cleanup],
         limits: CleanupLimits<'_>,
     ) -> Option<BackendError> {
+        if let Some(error) = self.try_together(cleanups, limits) {
+            return error;
+        }
+        let mut error = None;
+        for one in cleanups {
+            match self.try_together(slice::from_mut(one), limits) {
+                Some(why) => error = why.or(error),
+                None => one.residue.clear(),
+            }
+        }
+        error
+    }
+
+    /// Returns `None` after a panic.
+    fn try_together(
+        &mut self,
+        cleanups: &mut [Cleanup],
+        limits: CleanupLimits<'_>,
+    ) -> Option<Option<BackendError>> {
         let residues = cleanups.iter_mut().map(|cleanup| (&cleanup.claim, &mut cleanup.residue));
-        self.cleaner.clean_up(&mut residues.collect::<Vec<_>>(), limits)
+        let mut residues: Vec<_> = residues.collect();
+        let result = isolate_panic(|| self.cleaner.clean_up(&mut residues, limits));
+        if result.is_none() {
+            // Replies in flight on these connections cannot be matched to requests any more.
+            self.cleaner.close();
+        }
+        result
     }
 }
 

@@ -138,6 +138,11 @@ impl Residue {
         whole_ms(self.keep_until.duration_since(now))
     }
 
+    /// Gives up what is left.
+    pub(crate) fn clear(&mut self) {
+        self.nodes = NodeSet::EMPTY;
+    }
+
     /// Whether nothing is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.nodes.is_empty()

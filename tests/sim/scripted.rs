@@ -189,6 +189,31 @@ fn panic_in_clean_up_does_not_stop_renewals() {
     });
 }
 
+/// Fault: F13
+#[test]
+fn panic_in_clean_up_does_not_stop_clean_up() {
+    for nodes in [1, 3] {
+        scripted(nodes, move |sim, mgr| {
+            let [a, bad, c] = ["a", "bad", "c"].map(|name| mgr.lock(name));
+            (0..nodes).for_each(|node| sim.stop_node(node));
+            [a?, bad?, c?].into_iter().for_each(|guard| assert!(guard.release().is_err()));
+            *sim.panic_on_write_of.borrow_mut() = Some("lock:bad");
+            (0..nodes).for_each(|node| sim.continue_node(node));
+            sim.sleep(3 * SEC);
+            assert!(sim.panic_count.get() > 0);
+            assert!(!exists_on_any_node(sim, "a") && !exists_on_any_node(sim, "c"));
+
+            let later = mgr.lock("later")?;
+            (0..nodes).for_each(|node| sim.stop_node(node));
+            assert!(later.release().is_err());
+            (0..nodes).for_each(|node| sim.continue_node(node));
+            sim.sleep(3 * SEC);
+            assert!(!exists_on_any_node(sim, "later"));
+            Ok(())
+        });
+    }
+}
+
 /// If no thread can be started for the clean-up, the next residue tries again, and a shutdown
 /// cleans up without one.
 ///

@@ -1,7 +1,7 @@
 //! `RedisCleaner`: cleans up residues in pipelined batches. One by one, each would take a round
 //! trip; over a slow connection, residues could be added faster than they are cleaned up.
 
-use std::{slice, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Connection, ExchangeLimits, NodeError, RedisNode, exchange_all,
@@ -13,10 +13,7 @@ use crate::{
         claim::{Claim, Residue},
         quorum::NodeSet,
     },
-    sys::{
-        clock::{self, Moment},
-        logging::isolate_panic,
-    },
+    sys::clock::{self, Moment},
 };
 
 /// Maximum number of requests sent before their replies are read.
@@ -42,7 +39,7 @@ impl ResidueCleaner for RedisCleaner {
     ) -> Option<BackendError> {
         let mut first_failure = None;
         for batch in residues.chunks_mut(PIPELINE_MAX) {
-            let Err(failure) = self.release_batch_or_each(batch, limits) else { continue };
+            let Err(failure) = self.release_batch(batch, limits) else { continue };
             let was_not_sent = !failure.outcome_unknown && !self.connection.is_connected();
             let is_unreachable = failure.is_timeout() || was_not_sent;
             first_failure.get_or_insert(BackendError::Node(failure));
@@ -66,29 +63,6 @@ impl RedisCleaner {
 
     pub(crate) fn set_sharded(&mut self, is_sharded: bool) {
         self.is_sharded = is_sharded;
-    }
-
-    /// After a panic, tries each residue of a batch on its own, and drops the one that panics:
-    /// it would panic at every try and disturb the others.
-    fn release_batch_or_each(
-        &mut self,
-        batch: &mut [(&Claim, &mut Residue)],
-        limits: CleanupLimits<'_>,
-    ) -> Result<(), NodeError> {
-        if let Some(result) = isolate_panic(|| self.release_batch(batch, limits)) {
-            return result;
-        }
-        let mut result = Ok(());
-        for one in batch {
-            // Replies in flight on the old connection cannot be matched to requests any more.
-            self.close();
-            let released = isolate_panic(|| self.release_batch(slice::from_mut(one), limits));
-            if released.is_none() {
-                one.1.nodes = NodeSet::EMPTY;
-            }
-            result = result.and(released.unwrap_or(Ok(())));
-        }
-        result
     }
 
     /// Tries each residue of a batch once, and removes those that the server confirms. Returns the

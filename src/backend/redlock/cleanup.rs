@@ -19,10 +19,7 @@ use crate::{
         node_answer::Vote,
         quorum::NodeSet,
     },
-    sys::{
-        clock::{self, Moment},
-        logging::isolate_panic,
-    },
+    sys::clock::{self, Moment},
 };
 
 /// Maximum wait for the replies of several nodes, of which some may not reply at all; enough for a
@@ -82,13 +79,7 @@ impl QuorumCleaner {
             let waits = count == 1 || !self.can_pipeline(targets);
             let wait_until = if waits { round.wait_until } else { clock::now() };
             let round = BroadcastOptions { wait_until, ..round };
-            let Some(responses) =
-                self.isolate_panic(|cleaner| cleaner.release_one(claim, residue, round, limits))
-            else {
-                // Drop the entry: it would panic at every try and disturb the others.
-                residue.nodes = NodeSet::EMPTY;
-                continue;
-            };
+            let responses = self.release_one(claim, residue, round, limits);
             if waits {
                 *unreachable =
                     unreachable.union(responses.timed_out()).union(self.not_connected(&responses));
@@ -132,8 +123,7 @@ impl QuorumCleaner {
             .fold(NodeSet::EMPTY, |targets, (_, residue)| targets.union(residue.awaiting_ack()));
         let targets = targets.difference(*unreachable);
         let round = self.round(targets, limits)?;
-        let responses =
-            self.isolate_panic(|cleaner| cleaner.ask(round, limits, |_| Ping, |_, _| Vote::Yes))?;
+        let responses = self.ask(round, limits, |_| Ping, |_, _| Vote::Yes);
         *unreachable = unreachable.union(responses.timed_out());
         let answered = responses.nodes_voting(Vote::Yes);
         (!targets.difference(answered).is_empty())
@@ -197,15 +187,5 @@ impl QuorumCleaner {
             |response| matches!(response, Response::Failed(failure) if !failure.outcome_unknown),
         );
         unsent.iter().filter(|node| !self.connections.0[*node].is_connected()).collect()
-    }
-
-    /// Runs `action`. Returns `None` after a panic.
-    fn isolate_panic<T>(&mut self, action: impl FnOnce(&mut QuorumCleaner) -> T) -> Option<T> {
-        let result = isolate_panic(|| action(self));
-        if result.is_none() {
-            // Replies in flight on the old connections cannot be matched to requests any more.
-            self.connections = self.redlock.reserved_connections();
-        }
-        result
     }
 }
