@@ -14,7 +14,6 @@ use crate::{
         cancel::CancelToken,
         claim::{Claim, Grant, Residue},
         holder::Holder,
-        validity::request_timeout,
     },
     error::{Action, LockError},
     sys::{
@@ -207,9 +206,8 @@ impl<'a> Attempt<'a> {
             }
             RetryDecision::TimedOut => Err(self.timeout_error()),
             RetryDecision::Fail(error) => {
-                if let Some(breaker) = self.ctx.breaker.as_ref().filter(|_| error.is_outage()) {
-                    let timeout = request_timeout(limits.operation_timeout, limits.ttl);
-                    breaker.on_outage(now, timeout, &error);
+                if let Some(breaker) = &self.ctx.breaker {
+                    breaker.on_failure(now, self.ctx.request_timeout(self.claim), &error);
                 }
                 Err(backend.lock_error(error, Action::Acquire, Some(self.claim.key.name())))
             }

@@ -53,8 +53,15 @@ impl Breaker {
         self.0.lock().is_some()
     }
 
-    /// Records that a request with this timeout failed for a reason that lies with the servers.
-    pub(super) fn on_outage(&self, now: Moment, timeout: Duration, reason: &BackendError) {
+    /// Records that a request with this timeout failed.
+    pub(super) fn on_failure(&self, now: Moment, timeout: Duration, reason: &BackendError) {
+        if !reason.is_outage() {
+            // Servers that refuse a request are there. An exhausted pool says nothing about them.
+            if !reason.is_pool_exhausted() {
+                self.on_answer();
+            }
+            return;
+        }
         let mut outage = self.0.lock();
         let (since, longest) = outage
             .as_ref()
@@ -91,18 +98,33 @@ mod tests {
         let breaker = Breaker::default();
         let rejects = |now| breaker.reject(at(now), SECOND, 2 * SECOND).is_some();
         assert!(!rejects(0) && !breaker.is_open());
-        breaker.on_outage(at(1000), SECOND, &timed_out());
+        breaker.on_failure(at(1000), SECOND, &timed_out());
         assert!(breaker.is_open() && rejects(1000) && rejects(1019));
         assert!(!rejects(1020) && rejects(1021) && rejects(3019), "one probe");
         assert!(!rejects(3020), "the probe has ended without an answer");
         for (failed, pause) in [(3100, 1000), (1300, 300), (9000, 1000)] {
             // A shorter timeout says no less about the outage.
-            breaker.on_outage(at(failed), SECOND / 2, &timed_out());
+            breaker.on_failure(at(failed), SECOND / 2, &timed_out());
             assert!(rejects(failed + pause - 1) && !rejects(failed + pause), "{failed}");
         }
         let patient = breaker.reject(at(9000), 2 * SECOND, SECOND);
         assert!(patient.is_none(), "a longer timeout may succeed");
         breaker.on_answer();
         assert!(!rejects(9000) && !breaker.is_open());
+    }
+
+    /// Fault: N147
+    #[test]
+    fn only_an_answer_closes_the_breaker() {
+        let breaker = Breaker::default();
+        let exhausted = NodeErrorKind::PoolExhausted { pool_size: 1 };
+        let refused = NodeError::refused("OOM".into(), "command not allowed".into());
+        for (error, leaves_open) in
+            [(NodeError { outcome_unknown: false, kind: exhausted }, true), (refused, false)]
+        {
+            breaker.on_failure(at(0), SECOND, &timed_out());
+            breaker.on_failure(at(1), SECOND, &BackendError::Node(error));
+            assert_eq!(breaker.is_open(), leaves_open);
+        }
     }
 }

@@ -107,10 +107,9 @@ impl Acquirer {
         let AllAnswer { outcome, residue } = backend.acquire_all(request);
         if let Some(breaker) = &self.breaker {
             match &outcome {
-                AllOutcome::Failed(error) if error.is_outage() => {
-                    breaker.on_outage(clock::now(), self.request_timeout(first), error);
+                AllOutcome::Failed(error) => {
+                    breaker.on_failure(clock::now(), self.request_timeout(first), error);
                 }
-                AllOutcome::Failed(_) => {}
                 _ => breaker.on_answer(),
             }
         }

@@ -93,6 +93,30 @@ fn calls_fail_fast_while_the_server_is_away() {
     expect_to_fail_fast("no reply in time", RedisServer::stop, RedisServer::cont);
 }
 
+/// Fault: N147
+#[test]
+fn server_that_returns_and_refuses_is_no_longer_away() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    // Longer than the test: each call after the first refusal must ask the server as well.
+    let mgr = RedisMgr::new(config(proxy.url()).fail_fast(true)).unwrap();
+    drop(mgr.lock("x").unwrap());
+    let calls: [fn(&RedisMgr) -> LockError; 2] =
+        [|mgr| mgr.try_lock("x").unwrap_err(), |mgr| mgr.try_lock_all(["x", "y"]).unwrap_err()];
+    for call in calls {
+        let resets = proxy.on_request(any_request, Fault::ResetBeforeRequest).forever();
+        assert!(mgr.try_lock_for("x", HOUR).unwrap_err().is_unavailable());
+        server.config_set("maxmemory", "1");
+        resets.disarm();
+        eventually("the server is asked", TEST_TIMEOUT, || call(&mgr).code() == Some("OOM"));
+        for call in calls {
+            assert_eq!(call(&mgr).code(), Some("OOM"));
+        }
+        server.config_set("maxmemory", "0");
+    }
+    drop(mgr.try_lock("x").unwrap());
+}
+
 /// The probe has the only request for the lock in this process, and waits for a reply.
 ///
 /// Fault: N147
