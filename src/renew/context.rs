@@ -21,8 +21,11 @@ pub(super) struct Context {
 }
 
 impl Context {
+    /// Ends a lease that has been removed from the schedule, unless it has ended.
     pub(super) fn end_as_lost(&self, lease: &Lease, why: LockLost) {
         lease.end(LeaseEnd::Lost(why));
         report_loss(&self.observer, lease);
+        let state = &mut *self.shared.state.lock();
+        state.asked.on_ended(&state.schedule);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Registration, schedule::Generation};
+use super::{
+    Registration,
+    schedule::{Generation, Schedule},
+};
 use crate::{
     backend::error::BackendError,
     sys::{
@@ -46,26 +49,23 @@ impl AskedRenewals {
 
     /// Reports a confirmed renewal. Returns whether a holder waits for a later one.
     pub(super) fn on_renewed(&mut self, generation: Generation, sent: Moment) -> bool {
-        self.answer(generation, |asked| asked.since <= sent, &Some(Ok(())));
+        let applies = |asked: &Asked| asked.generation == generation && asked.since <= sent;
+        self.answer(applies, &Some(Ok(())));
         self.asked.iter().any(|asked| asked.generation == generation)
     }
 
     pub(super) fn on_failed(&mut self, generation: Generation, error: &BackendError) {
-        self.answer(generation, |_| true, &Some(Err(error.clone())));
+        self.answer(|asked| asked.generation == generation, &Some(Err(error.clone())));
     }
 
-    pub(super) fn on_ended(&mut self, generation: Generation) {
-        self.answer(generation, |_| true, &None);
+    /// Reports the end of each lease that the schedule does not contain any more.
+    pub(super) fn on_ended(&mut self, schedule: &Schedule) {
+        self.answer(|asked| !schedule.contains(asked.generation), &None);
     }
 
-    fn answer(
-        &mut self,
-        generation: Generation,
-        applies: impl Fn(&Asked) -> bool,
-        answer: &Outcome,
-    ) {
+    fn answer(&mut self, applies: impl Fn(&Asked) -> bool, answer: &Outcome) {
         self.asked.retain(|asked| {
-            let is_answered = asked.generation == generation && applies(asked);
+            let is_answered = applies(asked);
             if is_answered {
                 asked.outcome.fill(answer.clone());
             }

@@ -4,7 +4,7 @@
 //! Invariant: until the shutdown it does no network I/O and waits for no other thread, so neither a
 //! server nor a renewal delays the end of a lease.
 
-use super::{DueDeadlines, context::Context, report_loss};
+use super::{DueDeadlines, context::Context};
 use crate::{
     core::{
         lease::{Lease, LeaseEnd},
@@ -49,19 +49,17 @@ impl Timer {
     }
 
     fn shut_down(self) {
-        let Context { observer, shared, residues, .. } = self.context;
-        let (leases, deadline) = shared.end_all();
+        let Timer { context, worker } = self;
+        let (leases, deadline) = context.shared.end_all();
         for lease in &leases {
             // It may have expired before, while this thread slept.
-            if !lease.expire(clock::now()) {
-                lease.end(LeaseEnd::Lost(LockLost::Shutdown));
-            }
-            isolate_panic(|| report_loss(&observer, lease));
+            lease.expire(clock::now());
+            isolate_panic(|| context.end_as_lost(lease, LockLost::Shutdown));
         }
         // The worker may be re-acquiring a lock on more nodes, which the release must include.
-        self.worker.join();
-        isolate_panic(|| residues.drain(&leases, deadline));
+        worker.join();
+        isolate_panic(|| context.residues.drain(&leases, deadline));
         // The caller of the shutdown may not have waited for this thread.
-        observer.close();
+        context.observer.close();
     }
 }

@@ -211,7 +211,6 @@ impl Worker {
         let (generation, now, state) = (*generation, clock::now(), &self.context.shared.state);
         // A lease that was released while its renewal was in flight is not lost.
         if !state.lock().schedule.contains(generation) {
-            state.lock().asked.on_ended(generation);
             return true;
         }
         match renewal {
@@ -241,7 +240,6 @@ impl Worker {
             }
             Renewal::Lost { why, leaves_residue } => {
                 let removed = state.lock().schedule.remove(generation);
-                state.lock().asked.on_ended(generation);
                 if removed.is_some() {
                     self.context.end_as_lost(lease, why);
                     if leaves_residue {

@@ -106,6 +106,20 @@ fn asked_renewal_does_not_wait_for_a_silent_server() {
     assert!(guard.is_held());
 }
 
+/// The renewer still waits for the reply to the renewal.
+///
+/// Fault: N171
+#[test]
+fn asked_renewal_ends_with_its_lease() {
+    let (_server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let options = with_ttl(600 * SECOND).max_hold(2 * SECOND);
+    let guard = mgr.lock_with("x", &options).unwrap();
+    let unanswered = proxy.on_request(is_renewal(LOCK), Fault::HoldRequest);
+    let error = completes_within(CALL_LIMIT, "the call", move || guard.renew().unwrap_err());
+    assert!(matches!(error, LockError::Lost { why: LockLost::MaxHold, .. }), "{error:?}");
+    unanswered.release();
+}
+
 /// Fault: N192
 /// Promise: P2
 #[test]
