@@ -37,6 +37,7 @@ use crate::{
 /// bill(RedisMgr::instance()?, 42)
 /// # }
 /// ```
+#[expect(unused_variables, reason = "the methods that fail name their parameters for readers")]
 pub trait LockManager: fmt::Debug + Send + Sync {
     /// Acquires a lock with these options. See [`RedisMgr::lock_with`].
     fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard>;
@@ -58,7 +59,6 @@ pub trait LockManager: fmt::Debug + Send + Sync {
 
     /// Acquires the locks of several names. See [`RedisMgr::lock_all_with`].
     fn lock_all_with(&self, names: &[&str], options: &LockOptions) -> Result<MultiGuard> {
-        let _ = (names, options);
         Err(cannot("acquire several locks together"))
     }
 
@@ -79,25 +79,21 @@ pub trait LockManager: fmt::Debug + Send + Sync {
 
     /// Returns a handle of a read-write lock. See [`RedisMgr::rw_lock`].
     fn rw_lock(&self, name: &str) -> Result<RwLock> {
-        let _ = name;
         Err(cannot("keep read-write locks"))
     }
 
     /// Returns a handle of a semaphore. See [`RedisMgr::semaphore`].
     fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
-        let _ = (name, limit);
         Err(cannot("keep semaphores"))
     }
 
     /// Takes over a lock that its holder has detached. See [`RedisMgr::adopt`].
     fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
-        let _ = detached;
         Err(cannot("adopt locks"))
     }
 
     /// Acquires a lock that its thread can acquire again. See [`RedisMgr::lock_reentrant`].
     fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
-        let _ = name;
         Err(cannot("acquire reentrant locks"))
     }
 
@@ -108,13 +104,11 @@ pub trait LockManager: fmt::Debug + Send + Sync {
         lock_timeout: Duration,
         acquire_timeout: Duration,
     ) -> Result<Option<String>> {
-        let _ = (name, lock_timeout, acquire_timeout);
         Err(cannot("acquire locks by id"))
     }
 
     /// Releases a lock by its id. See [`RedisMgr::release_lock`].
     fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
-        let _ = (name, id);
         Err(cannot("release locks by id"))
     }
 
@@ -128,25 +122,21 @@ pub trait LockManager: fmt::Debug + Send + Sync {
 
     /// Lists held locks. See [`RedisMgr::locks`].
     fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
-        let _ = pattern;
         Err(cannot("list locks"))
     }
 
     /// Describes a held lock. See [`RedisMgr::lock_info`].
     fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
-        let _ = name;
         Err(cannot("describe locks"))
     }
 
     /// Takes a lock from its holder. See [`RedisMgr::force_release`].
     fn force_release(&self, name: &str) -> Result<bool> {
-        let _ = name;
         Err(cannot("release locks of others"))
     }
 
     /// Takes a lock from the holder with this id. See [`RedisMgr::force_release_if`].
     fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
-        let _ = (name, id);
         Err(cannot("release locks of others"))
     }
 
