@@ -1,5 +1,7 @@
 //! `LockGuard`: the user's handle for a lease. Dropping it releases the lock.
 
+mod guard_type;
+
 use std::{
     fmt,
     panic::{RefUnwindSafe, UnwindSafe},
@@ -9,6 +11,7 @@ use std::{
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+pub(crate) use self::guard_type::guard_type;
 use crate::{
     core::{
         detached::Detached, id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost,

@@ -1,10 +1,14 @@
 //! `RwLock`: a lock that many readers or one writer hold.
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    config::LockOptions, core::kind::LockKind, error::Result, guard::LockGuard,
-    lock_info::Released, manager::ManagerHandle, reentrant::check_not_own,
+    config::LockOptions,
+    core::kind::LockKind,
+    error::Result,
+    guard::{LockGuard, guard_type},
+    manager::ManagerHandle,
+    reentrant::check_not_own,
 };
 
 /// A lock that many readers hold together, or one writer alone: a handle, from
@@ -145,52 +149,24 @@ impl fmt::Debug for RwLock {
     }
 }
 
-/// A read lock, released when this guard is dropped. Dereferences to [`LockGuard`], with all of its
-/// methods.
-///
-/// Its fencing token is larger than those of all writers before it, and smaller than those of all
-/// writers after it.
-#[must_use = "if unused, the lock is released at once"]
-#[derive(Debug)]
-pub struct ReadGuard(LockGuard);
-
-impl ReadGuard {
-    /// Releases the lock and returns the outcome. See [`LockGuard::release`].
+guard_type! {
+    /// A read lock, released when this guard is dropped. Dereferences to [`LockGuard`], with all of
+    /// its methods.
     ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::release`].
-    pub fn release(self) -> Result<Released> {
-        self.0.release()
-    }
-
-    /// Releases in the background. See [`LockGuard::release_later`].
-    pub fn release_later(self) {
-        self.0.release_later();
-    }
+    /// Its fencing token is larger than those of all writers before it, and smaller than those of
+    /// all writers after it.
+    #[must_use = "if unused, the lock is released at once"]
+    ReadGuard
 }
 
-/// A write lock, released when this guard is dropped. Dereferences to [`LockGuard`], with all of
-/// its methods.
-#[must_use = "if unused, the lock is released at once"]
-#[derive(Debug)]
-pub struct WriteGuard(LockGuard);
+guard_type! {
+    /// A write lock, released when this guard is dropped. Dereferences to [`LockGuard`], with all
+    /// of its methods.
+    #[must_use = "if unused, the lock is released at once"]
+    WriteGuard
+}
 
 impl WriteGuard {
-    /// Releases the lock and returns the outcome. See [`LockGuard::release`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::release`].
-    pub fn release(self) -> Result<Released> {
-        self.0.release()
-    }
-
-    /// Releases in the background. See [`LockGuard::release_later`].
-    pub fn release_later(self) {
-        self.0.release_later();
-    }
-
     /// Turns the write lock into a read lock with the same id and token, without a moment in which
     /// another writer could have it. Readers at the head of the queue are granted the lock too.
     /// Blocks for one round trip, at most for one
@@ -204,33 +180,5 @@ impl WriteGuard {
     /// background.
     pub fn downgrade(self) -> Result<ReadGuard> {
         self.0.downgrade().map(ReadGuard)
-    }
-}
-
-impl From<ReadGuard> for LockGuard {
-    fn from(guard: ReadGuard) -> LockGuard {
-        guard.0
-    }
-}
-
-impl Deref for ReadGuard {
-    type Target = LockGuard;
-
-    fn deref(&self) -> &LockGuard {
-        &self.0
-    }
-}
-
-impl From<WriteGuard> for LockGuard {
-    fn from(guard: WriteGuard) -> LockGuard {
-        guard.0
-    }
-}
-
-impl Deref for WriteGuard {
-    type Target = LockGuard;
-
-    fn deref(&self) -> &LockGuard {
-        &self.0
     }
 }

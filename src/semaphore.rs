@@ -1,6 +1,6 @@
 //! `Semaphore`: a limited number of permits under one name.
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     config::LockOptions,
@@ -9,8 +9,8 @@ use crate::{
         kind::{HeldBy, LockKind, PERMITS_MAX},
     },
     error::{LockError, Result},
-    guard::LockGuard,
-    lock_info::{LockInfo, Released},
+    guard::{LockGuard, guard_type},
+    lock_info::LockInfo,
     manager::ManagerHandle,
     reentrant::check_not_own,
 };
@@ -173,11 +173,12 @@ impl fmt::Debug for Semaphore {
     }
 }
 
-/// One or more permits of a semaphore, released when this guard is dropped. Dereferences to
-/// [`LockGuard`], with all of its methods.
-#[must_use = "if unused, the permits are released at once"]
-#[derive(Debug)]
-pub struct Permit(LockGuard);
+guard_type! {
+    /// One or more permits of a semaphore, released when this guard is dropped. Dereferences to
+    /// [`LockGuard`], with all of its methods.
+    #[must_use = "if unused, the permits are released at once"]
+    Permit
+}
 
 impl Permit {
     /// Returns the number of permits.
@@ -186,33 +187,5 @@ impl Permit {
             LockKind::Permits { count, .. } => count,
             _ => 1,
         }
-    }
-
-    /// Releases the permits and returns the outcome. See [`LockGuard::release`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::release`].
-    pub fn release(self) -> Result<Released> {
-        self.0.release()
-    }
-
-    /// Releases in the background. See [`LockGuard::release_later`].
-    pub fn release_later(self) {
-        self.0.release_later();
-    }
-}
-
-impl From<Permit> for LockGuard {
-    fn from(guard: Permit) -> LockGuard {
-        guard.0
-    }
-}
-
-impl Deref for Permit {
-    type Target = LockGuard;
-
-    fn deref(&self) -> &LockGuard {
-        &self.0
     }
 }
