@@ -3,7 +3,7 @@
 mod locking;
 mod usage_error;
 
-use std::{env, ffi::OsString, fmt, path::PathBuf, str::Chars, time::Duration};
+use std::{env, ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 use clap::{
     Args as Arguments, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueHint,
@@ -115,44 +115,6 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
         if has_value { arg.allow_negative_numbers(true) } else { arg }
     };
     command.mut_args(allow).mut_subcommands(|command| command.mut_args(allow))
-}
-
-/// Accepts a pattern unless it cannot match a name. Reads it as the servers do.
-fn parse_pattern(pattern: &str) -> Result<String, String> {
-    let no_match = |why: &str| Err(format!("no name can match, because {why}"));
-    if pattern.is_empty() {
-        return no_match("the pattern is empty; * matches all names");
-    }
-    let mut letters = pattern.chars();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' => _ = letters.next(),
-            '[' => match set_size(&mut letters) {
-                None => return no_match("a [ has no closing ]; write \\[ for a [ in a name"),
-                Some(0) => return no_match("[] is an empty set; write \\[ for a [ in a name"),
-                Some(_) => {}
-            },
-            _ => {}
-        }
-    }
-    Ok(pattern.to_owned())
-}
-
-/// Reads a set such as `[a-c]` from behind its `[`, and returns the number of its parts, of which a
-/// `^` is one. `None` if it is not closed.
-fn set_size(letters: &mut Chars<'_>) -> Option<usize> {
-    for size in 0.. {
-        match letters.next()? {
-            ']' => return Some(size),
-            '\\' => _ = letters.next()?,
-            // A range ends with any letter, even with a bracket.
-            _ if letters.as_str().starts_with('-') && letters.as_str().chars().nth(1).is_some() => {
-                letters.nth(1);
-            }
-            _ => {}
-        }
-    }
-    None
 }
 
 /// The servers that keep the locks.
@@ -296,7 +258,7 @@ pub(crate) enum Command {
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Ls {
     /// Pattern for names: * is any text, ? any character, [a-c] any of a set
-    #[arg(default_value = "*", hide_default_value = true, value_parser = parse_pattern)]
+    #[arg(default_value = "*", hide_default_value = true)]
     pub(crate) pattern: String,
     /// Print JSON
     #[arg(long)]
@@ -350,7 +312,7 @@ pub(crate) struct ReleaseTarget {
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Top {
     /// Pattern for names: * is any text, ? any character, [a-c] any of a set
-    #[arg(default_value = "*", hide_default_value = true, value_parser = parse_pattern)]
+    #[arg(default_value = "*", hide_default_value = true)]
     pub(crate) pattern: String,
     /// Time between two polls of the servers
     #[arg(
@@ -438,22 +400,4 @@ pub(crate) struct Prune {
 pub(crate) struct Completions {
     /// Shell to print them for
     pub(crate) shell: clap_complete::Shell,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pattern_that_cannot_match_is_refused() {
-        for pattern in ["", "[", "a[b", "[]", "x[]y", "[\\]", "[a-]", "\\\\[", "[a][", "[^"] {
-            let why = parse_pattern(pattern).unwrap_err();
-            assert!(why.starts_with("no name can match, because "), "{pattern}: {why}");
-        }
-        for pattern in
-            ["*", "?", "\\[", "[a]", "[a-c]*", "[^]", "[^a]", "[\\]]", "[[]", "a]", "[a-]]", "\\"]
-        {
-            assert_eq!(parse_pattern(pattern).as_deref(), Ok(pattern));
-        }
-    }
 }

@@ -37,7 +37,6 @@ fn after_class(mut class: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    /// The same list as in the test of the command.
     #[test]
     fn pattern_that_matches_no_name_has_a_reason() {
         for pattern in ["", "[", "a[b", "[]", "x[]y", "[\\]", "[a-]", "\\\\[", "[a][", "[^"] {

@@ -22,12 +22,10 @@ fn ls_without_locks_prints_message_or_empty_json() {
 
 #[test]
 fn pattern_that_cannot_match_is_an_error() {
-    for command in ["ls", "top"] {
-        for (pattern, why) in [("[", "no closing ]"), ("a[]", "empty set"), ("", "is empty")] {
-            let ended = run_to_end(distlock(&[command, pattern])).expect_code(64);
-            assert!(ended.err.contains("no name can match, because"), "{ended:?}");
-            assert!(ended.err.contains(why) && ended.out.is_empty(), "{ended:?}");
-        }
+    for (pattern, why) in [("[", "no closing ]"), ("a[]", "empty set"), ("", "is empty")] {
+        let ended = run_to_end(distlock(&["ls", pattern])).expect_code(64);
+        assert!(ended.err.contains("no name can match the pattern: "), "{ended:?}");
+        assert!(ended.err.contains(why) && ended.out.is_empty(), "{ended:?}");
     }
 }
 
