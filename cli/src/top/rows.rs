@@ -66,8 +66,8 @@ pub(crate) fn group_name(group: &str, holder: &str, members: usize) -> String {
     format!("{group}: {holder}{}", holders::and_others(members))
 }
 
-/// A column of the table, by which rows can be sorted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A column of the table, by which rows can be sorted. From left to right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Column {
     Name,
     Holder,
@@ -80,7 +80,6 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    /// From left to right.
     pub(crate) const ALL: [Column; 8] = [
         Column::Name,
         Column::Holder,

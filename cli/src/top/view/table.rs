@@ -25,87 +25,61 @@ const BAR_WIDTH: usize = 5;
 /// Maximum width of the holder's column; further room goes to the names.
 const HOLDER_WIDTH_MAX: usize = 40;
 
-/// A column that is shown, and its width.
+/// How a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct VisibleColumn {
+struct ColumnView {
     column: Column,
+    title: &'static str,
+    is_right_aligned: bool,
+    /// The minimum, until there is room for more.
     width: usize,
+    /// Width that the column must leave to the names; otherwise it is not shown.
+    name_reserve: usize,
 }
 
-/// Minimum width of a column.
-fn min_width(column: Column) -> usize {
-    match column {
-        Column::Name => 12,
-        Column::Holder | Column::Token => 16,
-        Column::Left => BAR_WIDTH + 7,
-        Column::Age | Column::Closest => 6,
-        Column::Waiting | Column::Rate => 5,
+/// The more important columns are the last to go.
+const BY_PRIORITY: [ColumnView; 8] = {
+    const fn view(
+        column: Column,
+        title: &'static str,
+        is_right_aligned: bool,
+        width: usize,
+        name_reserve: usize,
+    ) -> ColumnView {
+        ColumnView { column, title, is_right_aligned, width, name_reserve }
     }
-}
+    [
+        view(Column::Name, "NAME", false, 12, 0),
+        view(Column::Left, "LEFT", false, BAR_WIDTH + 7, 0),
+        view(Column::Holder, "HELD BY", false, 16, 0),
+        view(Column::Waiting, "WAIT", true, 5, 2),
+        view(Column::Age, "AGE", true, 6, 2),
+        view(Column::Rate, "RATE", true, 5, 6),
+        view(Column::Closest, "CLOSE", true, 6, 6),
+        view(Column::Token, "TOKEN", true, 16, 16),
+    ]
+};
 
-/// Width that a column must leave to the names; otherwise it is not shown.
-fn name_reserve(column: Column) -> usize {
-    match column {
-        Column::Name | Column::Left | Column::Holder => 0,
-        Column::Waiting | Column::Age => 2,
-        Column::Rate | Column::Closest => 6,
-        Column::Token => 16,
-    }
-}
-
-fn title(column: Column) -> &'static str {
-    match column {
-        Column::Name => "NAME",
-        Column::Holder => "HELD BY",
-        Column::Age => "AGE",
-        Column::Left => "LEFT",
-        Column::Waiting => "WAIT",
-        Column::Rate => "RATE",
-        Column::Closest => "CLOSE",
-        Column::Token => "TOKEN",
-    }
-}
-
-fn is_right_aligned(column: Column) -> bool {
-    !matches!(column, Column::Name | Column::Holder | Column::Left)
-}
-
-/// The columns that fit into `width`. The more important ones are the last to go.
-fn visible_columns(width: usize) -> Vec<VisibleColumn> {
-    const BY_PRIORITY: [Column; 8] = [
-        Column::Name,
-        Column::Left,
-        Column::Holder,
-        Column::Waiting,
-        Column::Age,
-        Column::Rate,
-        Column::Closest,
-        Column::Token,
-    ];
-    let (mut shown, mut room) = (vec![Column::Name], width.saturating_sub(min_width(Column::Name)));
-    for column in &BY_PRIORITY[1..] {
-        let needed = min_width(*column) + COLUMN_GAP;
-        if needed + name_reserve(*column) > room {
+/// The columns that fit into `width`, from left to right.
+fn visible_columns(width: usize) -> Vec<ColumnView> {
+    let [name, others @ ..] = BY_PRIORITY;
+    let (mut shown, mut room) = (vec![name], width.saturating_sub(name.width));
+    for one in others {
+        let needed = one.width + COLUMN_GAP;
+        if needed + one.name_reserve > room {
             break;
         }
         room -= needed;
-        shown.push(*column);
+        shown.push(one);
     }
-    let for_holder = if shown.contains(&Column::Holder) {
-        (room / 3).min(HOLDER_WIDTH_MAX - min_width(Column::Holder))
-    } else {
-        0
-    };
-    let extra = |column| match column {
-        Column::Name => room - for_holder,
-        Column::Holder => for_holder,
-        _ => 0,
-    };
-    let visible = |column: Column| VisibleColumn {
-        column,
-        width: (min_width(column) + extra(column)).min(width),
-    };
-    Column::ALL.into_iter().filter(|column| shown.contains(column)).map(visible).collect()
+    if let Some(holder) = shown.iter_mut().find(|one| one.column == Column::Holder) {
+        let extra = (room / 3).min(HOLDER_WIDTH_MAX - holder.width);
+        holder.width += extra;
+        room -= extra;
+    }
+    shown[0].width = (name.width + room).min(width);
+    shown.sort_by_key(|one| one.column);
+    shown
 }
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &mut Model, palette: Palette) {
@@ -146,25 +120,23 @@ fn empty_message(model: &Model) -> &'static str {
     }
 }
 
-fn heading_line(columns: &[VisibleColumn], model: &Model, palette: Palette) -> Line<'static> {
+fn heading_line(columns: &[ColumnView], model: &Model, palette: Palette) -> Line<'static> {
     let cells = columns.iter().enumerate().flat_map(|(at, visible)| {
-        let mut text = title(visible.column).to_owned();
+        let mut text = visible.title.to_owned();
         let sorted = model.sorting.by == visible.column;
         if sorted {
             text.push(if model.sorting.is_descending() { '▼' } else { '▲' });
         }
         let tone = if sorted { Tone::Sorted } else { Tone::Heading };
-        let cell = Span::styled(
-            pad(&text, visible.width, is_right_aligned(visible.column)),
-            palette.style(tone),
-        );
+        let cell =
+            Span::styled(pad(&text, visible.width, visible.is_right_aligned), palette.style(tone));
         [Span::raw(gap(at)), cell]
     });
     Line::from_iter(cells)
 }
 
 fn row_line(
-    columns: &[VisibleColumn],
+    columns: &[ColumnView],
     row: &Row,
     is_selected: bool,
     palette: Palette,
@@ -181,10 +153,7 @@ fn row_line(
             spans.push(Span::styled(bar(part, BAR_WIDTH), style));
             width = width.saturating_sub(BAR_WIDTH);
         }
-        spans.push(Span::styled(
-            pad(&text, width, is_right_aligned(visible.column)),
-            style.patch(base),
-        ));
+        spans.push(Span::styled(pad(&text, width, visible.is_right_aligned), style.patch(base)));
     }
     Line::from(spans)
 }
@@ -242,7 +211,7 @@ mod tests {
         assert_eq!(names(80), Column::ALL[..7]);
         assert_eq!(names(48), [Column::Name, Column::Holder, Column::Left]);
         assert_eq!(names(27), [Column::Name, Column::Left]);
-        assert_eq!(visible_columns(5), [VisibleColumn { column: Column::Name, width: 5 }]);
+        assert_eq!(visible_columns(5), [ColumnView { width: 5, ..BY_PRIORITY[0] }]);
         for width in 0..300 {
             let columns = visible_columns(width);
             let total: usize = columns.iter().map(|visible| visible.width).sum::<usize>()
