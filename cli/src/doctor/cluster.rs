@@ -4,16 +4,18 @@
 use std::{thread, time::Duration};
 
 use distlock::{Config, LockError, PooledConnection, RedisMgr};
-use redis::Value;
 
 use super::{
     Examination,
     cluster_checks::{Member, View, check_cluster},
-    collect::{PROBE_TTL, ROUND_TRIP_SAMPLES, query, setting_value, to_queried, try_contact},
-    facts::{Contact, Info, NodeFacts, Queried, Requirements},
+    collect::{
+        PROBE_TTL, ROUND_TRIP_SAMPLES, as_info, as_text, query, query_info, setting_value,
+        to_queried, try_contact,
+    },
+    cross_checks::{NOT_TRIED, judge_handover},
+    facts::{Contact, NodeFacts, Queried, Requirements},
     finding::Level,
     handover_probe::probe_handover,
-    mysql_checks::check_handover,
     node_checks,
 };
 use crate::{secrets::Secrets, temp_lock::TempLock};
@@ -62,12 +64,12 @@ pub(super) fn examine(
             .into_iter()
             .map(|finding| finding.at(&member.facts.server))
     });
-    let findings =
-        own.into_iter().chain(of_members).chain(check_cluster(&members, user)).collect::<Vec<_>>();
+    let handover = judge_handover(handover.as_ref(), NOT_TRIED, Duration::MAX);
+    let findings = own.into_iter().chain(of_members).chain(check_cluster(&members, user));
     let servers = members.iter().map(|member| member.facts.server.clone());
     Ok(Examination {
         servers: [node.server.clone()].into_iter().chain(servers).collect(),
-        findings: findings.into_iter().chain([check_handover(handover)]).collect(),
+        findings: findings.chain([handover]).collect(),
         is_unreachable,
     })
 }
@@ -128,21 +130,16 @@ fn query_details(
     address: &str,
     secrets: &Secrets,
 ) -> Result<(), redis::RedisError> {
-    let text = |value: &Value| match value {
-        Value::BulkString(text) => Some(String::from_utf8_lossy(text).into_owned()),
-        Value::VerbatimString { text, .. } => Some(text.clone()),
-        _ => None,
-    };
-    let info = |value: &Value| text(value).map(|text| Info::parse(&text, secrets));
     let facts = &mut member.facts;
-    facts.info = to_queried(query(connection, &["INFO"]), secrets, info)?;
+    facts.info = query_info(connection, secrets)?;
     let mut setting =
         |name| to_queried(query(connection, &["CONFIG", "GET", name]), secrets, setting_value);
     facts.timeout = setting("timeout")?;
     member.coverage = setting("cluster-require-full-coverage")?;
-    let state = to_queried(query(connection, &["CLUSTER", "INFO"]), secrets, info)?;
+    let state = query(connection, &["CLUSTER", "INFO"]);
+    let state = to_queried(state, secrets, |reply| as_info(reply, secrets))?;
     let nodes = query(connection, &["CLUSTER", "NODES"]);
-    member.view = match (state, to_queried(nodes, secrets, text)?) {
+    member.view = match (state, to_queried(nodes, secrets, as_text)?) {
         (Queried::Known(state), Queried::Known(nodes)) => {
             Queried::Known(View::parse(&state, &nodes, address))
         }

@@ -120,11 +120,7 @@ fn query_details(
     let mut connection = mgr.connection().map_err(|error| error.to_string())?;
     let failed = |error: RedisError| secrets.redact(&error.to_string());
     (node.round_trips, node.clock_offset) = measure_round_trips(&mut connection).map_err(failed)?;
-    let info = |value: &Value| match value {
-        Value::BulkString(text) => Some(Info::parse(&String::from_utf8_lossy(text), secrets)),
-        _ => None,
-    };
-    node.info = to_queried(query(&mut connection, &["INFO"]), secrets, info).map_err(failed)?;
+    node.info = query_info(&mut connection, secrets).map_err(failed)?;
     let declared = query(&mut connection, &["GET", "distlock:new"]);
     node.declared_new = match (declared, node.info().and_then(|info| info.get("run_id"))) {
         (Ok(Value::BulkString(declared)), Some(run_id)) => declared == run_id.as_bytes(),
@@ -171,13 +167,29 @@ pub(super) fn to_queried<T>(
     }
 }
 
+pub(super) fn query_info(
+    connection: &mut PooledConnection,
+    secrets: &Secrets,
+) -> Result<Queried<Info>, RedisError> {
+    to_queried(query(connection, &["INFO"]), secrets, |reply| as_info(reply, secrets))
+}
+
+pub(super) fn as_info(reply: &Value, secrets: &Secrets) -> Option<Info> {
+    as_text(reply).map(|text| Info::parse(&text, secrets))
+}
+
+pub(super) fn as_text(reply: &Value) -> Option<String> {
+    match reply {
+        Value::BulkString(text) => Some(String::from_utf8_lossy(text).into_owned()),
+        Value::VerbatimString { text, .. } => Some(text.clone()),
+        _ => None,
+    }
+}
+
 /// The value in a reply to `CONFIG GET`, which is a name and a value.
 pub(super) fn setting_value(pair: &Value) -> Option<String> {
     let Value::Array(pair) = pair else { return None };
-    match pair.get(1) {
-        Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text).into_owned()),
-        _ => None,
-    }
+    pair.get(1).and_then(as_text)
 }
 
 /// Measures the round trip and the server's clock by `TIME`. The fastest reply has the smallest

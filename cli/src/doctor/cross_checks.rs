@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use super::{
-    facts::{Contact, Facts, NodeFacts},
+    facts::{Contact, Facts, Handover, NodeFacts},
     finding::Finding,
     node_checks::{CLOCK_DIFFERENCE_MAX_US, format_us},
 };
@@ -146,45 +146,47 @@ fn check_clocks(facts: &Facts) -> Option<Finding> {
 /// machine could make the first look like the second.
 fn check_handover(facts: &Facts) -> Option<Finding> {
     const GRANTED_WITHIN: Duration = Duration::from_millis(150);
-    let times = match &facts.handover {
-        Some(Ok(times)) => times,
-        None => {
-            let replies = |node: &&NodeFacts| !matches!(node.contact, Contact::Unreachable(_));
-            let replying = facts.nodes.iter().filter(replies).count();
-            let why = if replying > facts.nodes.len() / 2 {
-                "not tried, because of the problems above"
-            } else {
-                "not tried, because too few servers reply"
-            };
-            return Some(Finding::unknown("handover", why));
-        }
-        Some(Err(why)) => {
-            return Some(
-                Finding::problem(
-                    "handover",
-                    format!("a test lock failed: {}", format::escape(why)),
-                )
-                .advice("fix the problems above, then run doctor again"),
-            );
-        }
-    };
+    let replies = |node: &&NodeFacts| !matches!(node.contact, Contact::Unreachable(_));
+    let replying = facts.nodes.iter().filter(replies).count();
+    let too_few = replying <= facts.nodes.len() / 2;
+    let why_not = if too_few { "not tried, because too few servers reply" } else { NOT_TRIED };
     let furthest = facts.nodes.iter().map(NodeFacts::best_round_trip).max().unwrap_or_default();
+    let polled_after = GRANTED_WITHIN + furthest.saturating_mul(10);
+    Some(judge_handover(facts.handover.as_ref(), why_not, polled_after))
+}
+
+/// The reason if the servers reply.
+pub(super) const NOT_TRIED: &str = "not tried, because of the problems above";
+
+/// Judges the hand-over of a test lock. If there is none, `why_not` is the reason. A waiter that
+/// takes longer than `polled_after` seems to have got no grant message.
+pub(super) fn judge_handover(
+    handover: Option<&Result<Handover, String>>,
+    why_not: &str,
+    polled_after: Duration,
+) -> Finding {
+    const CHECK: &str = "handover";
+    let times = match handover {
+        None => return Finding::unknown(CHECK, why_not),
+        Some(Err(why)) => {
+            return Finding::problem(CHECK, format!("a test lock failed: {}", format::escape(why)))
+                .advice("fix what the servers report, then run doctor again");
+        }
+        Some(Ok(times)) => times,
+    };
     let says = format!(
         "a lock was acquired in {} and handed to the next waiter in {}",
         format::duration(times.acquire),
         format::duration(times.handover)
     );
-    Some(if times.handover <= GRANTED_WITHIN + furthest.saturating_mul(10) {
-        Finding::ok("handover", says)
-    } else {
-        Finding::warning(
-            "handover",
-            format!("{says}: the waiter seems to have polled, without a grant message"),
-        )
-        .advice(
-            "grant +publish, +subscribe and &distlock:client:*, and let pub/sub through any proxy",
-        )
-    })
+    if times.handover <= polled_after {
+        return Finding::ok(CHECK, says);
+    }
+    Finding::warning(
+        CHECK,
+        format!("{says}: the waiter seems to have polled, without a grant message"),
+    )
+    .advice("grant +publish, +subscribe and &distlock:client:*, and let pub/sub through any proxy")
 }
 
 #[cfg(test)]

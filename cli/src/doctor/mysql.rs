@@ -1,10 +1,13 @@
 //! Asks a MySQL or MariaDB server. What it replies is judged elsewhere.
 
+use std::time::Duration;
+
 use distlock::{LockError, MySqlConfig, MySqlMgr, MySqlServerInfo};
 
 use super::{
     Examination,
     collect::PROBE_TTL,
+    cross_checks::{NOT_TRIED, judge_handover},
     facts::{ClockOffset, Contact, NodeFacts, Requirements},
     finding::{Finding, Level},
     handover_probe::{STEP_TIMEOUT, probe_handover},
@@ -50,7 +53,9 @@ pub(super) fn examine(
     });
     let own = own.into_iter().map(|finding| finding.at(&node.server));
     Ok(Examination {
-        findings: own.chain([mysql_checks::check_handover(handover)]).collect(),
+        findings: own
+            .chain([judge_handover(handover.as_ref(), NOT_TRIED, Duration::MAX)])
+            .collect(),
         is_unreachable: matches!(node.contact, Contact::Unreachable(_)),
         servers: vec![node.server],
     })

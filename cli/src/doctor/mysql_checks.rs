@@ -2,7 +2,7 @@
 
 use distlock::{MySqlServerInfo, MySqlTableState};
 
-use super::{facts::Handover, finding::Finding};
+use super::finding::Finding;
 use crate::format;
 
 /// Part of the server's connections in use, in percent, from which the limit is close.
@@ -139,25 +139,6 @@ fn check_process(info: &MySqlServerInfo) -> Finding {
             "ls and show do not see waiters of other users of the server",
         )
         .advice("grant PROCESS to this user, if others use the same locks")
-    }
-}
-
-/// Judges the hand-over of a test lock. `None` if it was not tried.
-pub(super) fn check_handover(handover: Option<Result<Handover, String>>) -> Finding {
-    match handover {
-        None => Finding::unknown("handover", "not tried, because of the problems above"),
-        Some(Ok(times)) => Finding::ok(
-            "handover",
-            format!(
-                "a lock was acquired in {} and handed to the next waiter in {}",
-                format::duration(times.acquire),
-                format::duration(times.handover)
-            ),
-        ),
-        Some(Err(why)) => {
-            Finding::problem("handover", format!("a test lock failed: {}", format::escape(&why)))
-                .advice("fix what the server reports, then run doctor again")
-        }
     }
 }
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use distlock::{Config, LockError, RedisMgr};
-use redis::Value;
+use redis::RedisError;
 
 use super::{
-    collect::try_contact,
-    facts::{AskedSentinel, Contact, Info, NodeFacts, Queried, Requirements},
+    collect::{query_info, try_contact},
+    facts::{AskedSentinel, Contact, NodeFacts, Queried, Requirements},
     finding::Finding,
     sentinel_checks,
 };
@@ -63,16 +63,9 @@ fn query_replica(config: &Config, server: &str, secrets: &Secrets) -> NodeFacts 
         return node;
     }
     let info = mgr.connection().map_err(|error| error.to_string()).and_then(|mut connection| {
-        redis::cmd("INFO")
-            .query::<Value>(&mut connection)
-            .map_err(|error| secrets.redact(&error.to_string()))
+        let failed = |error: RedisError| secrets.redact(&error.to_string());
+        query_info(&mut connection, secrets).map_err(failed)
     });
-    node.info = match info {
-        Ok(Value::BulkString(text)) => {
-            Queried::Known(Info::parse(&String::from_utf8_lossy(&text), secrets))
-        }
-        Ok(_) => Queried::Unsupported("unexpected reply".into()),
-        Err(why) => Queried::Unsupported(why),
-    };
+    node.info = info.unwrap_or_else(Queried::Unsupported);
     node
 }
