@@ -9,7 +9,7 @@ use crate::{
         cancel::CancelToken, claim::Claim, id::generate_lock_ids, key::LockKey, kind::LockKind,
     },
     error::{LockError, Result},
-    observe::WaitSpan,
+    observe::{WaitSpan, event::TimedOutEvent},
     sys::clock,
 };
 
@@ -100,20 +100,12 @@ impl Manager {
     /// Each attempt that was reported must end in a report. Only one of the locks need be held.
     fn report_not_acquired(&self, claims: &[Claim], spans: Vec<WaitSpan>, error: &LockError) {
         for (Claim { key, id, .. }, span) in claims.iter().zip(spans) {
-            let (name, waited) = (key.name().to_owned(), span.end("not acquired"));
+            let (lock, waited) = (key.name(), span.end("not acquired"));
             match error {
-                LockError::Held { name: held, server, .. } if *held != name => {
-                    let (server, behind_own_threads) = (server.clone(), false);
-                    let other = LockError::Timeout {
-                        name,
-                        holder: None,
-                        waited,
-                        server,
-                        behind_own_threads,
-                    };
-                    self.observer.not_acquired(key.name(), id, waited, &other);
+                LockError::Held { name, .. } if name != lock => {
+                    self.observer.timed_out(TimedOutEvent { lock, id, waited, holder: None });
                 }
-                _ => self.observer.not_acquired(key.name(), id, waited, error),
+                _ => self.observer.not_acquired(lock, id, waited, error),
             }
         }
     }

@@ -162,6 +162,11 @@ impl Observer {
         self.dispatch_inline(|handler| handler.acquired(&event));
     }
 
+    pub(crate) fn timed_out(&self, event: TimedOutEvent<'_>) {
+        self.metrics.timed_out(event.lock, event.waited);
+        self.dispatch_inline(|handler| handler.timed_out(&event));
+    }
+
     /// Reports that an acquisition failed or timed out.
     pub(crate) fn not_acquired(
         &self,
@@ -171,9 +176,7 @@ impl Observer {
         error: &LockError,
     ) {
         if error.is_contended() {
-            self.metrics.timed_out(lock, waited);
-            let event = TimedOutEvent { lock, id, waited, holder: error.holder() };
-            self.dispatch_inline(|handler| handler.timed_out(&event));
+            self.timed_out(TimedOutEvent { lock, id, waited, holder: error.holder() });
         } else {
             self.metrics.failed(lock, error);
             self.dispatch_inline(|handler| {
