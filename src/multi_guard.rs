@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
     config::LockOptions,
-    core::{id::LockId, lock_lost::LockLost, token::FencingToken},
+    core::{id::LockId, kind::LockKind, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     guard::LockGuard,
     lock_info::Released,
@@ -145,7 +145,7 @@ fn acquire_in_order(
     let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
     for name in names {
         let options = limit.apply(manager, options);
-        match manager.acquire_one_of_several(name, &options, &places) {
+        match manager.acquire_with(LockKind::Mutex, name, &options, true, Some(&places)) {
             Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
             Err(error) => {
                 release_later(guards);

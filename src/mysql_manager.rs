@@ -10,14 +10,14 @@ use std::{
 use crate::{
     backend::{Backend as _, mysql::MySqlBackend},
     config::{LockOptions, MySqlConfig},
-    core::{detached::Detached, holder::Holder},
+    core::{detached::Detached, holder::Holder, kind::LockKind},
     error::{LockError, Result},
     guard::LockGuard,
     lock_info::{LockInfo, Released},
     manager::{Manager, ManagerHandle},
     multi_guard::MultiGuard,
     observe::{Observer, metrics::Metrics},
-    reentrant::{ReentrantGuard, check_not_own},
+    reentrant::{ReentrantGuard, acquire_unless_own},
     rw_lock::RwLock,
     semaphore::Semaphore,
     sys::fork,
@@ -112,9 +112,7 @@ impl MySqlMgr {
 
     /// Acquires a lock with these options. As [`RedisMgr::lock_with`](crate::RedisMgr::lock_with).
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
-        check_not_own(&self.handle, name, options)?;
-        let held = self.handle.manager()?.acquire(name, options)?;
-        Ok(LockGuard::new(held, self.handle.clone()))
+        acquire_unless_own(&self.handle, LockKind::Mutex, name, options)
     }
 
     /// Acquires the locks of several names. As [`RedisMgr::lock_all`](crate::RedisMgr::lock_all).

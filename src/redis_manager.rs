@@ -13,14 +13,14 @@ use std::{
 
 use crate::{
     config::{Config, LockOptions},
-    core::detached::Detached,
+    core::{detached::Detached, kind::LockKind},
     error::{LockError, Result},
     fallible_once::FallibleOnce,
     guard::LockGuard,
     lock_info::Released,
     manager::{Manager, ManagerHandle},
     observe::metrics::Metrics,
-    reentrant::{ReentrantGuard, check_not_own},
+    reentrant::{ReentrantGuard, acquire_unless_own},
     sys::fork,
     user_connection::PooledConnection,
     with_lock::run_and_release,
@@ -178,9 +178,7 @@ impl RedisMgr {
     /// - [`Shutdown`](LockError::Shutdown) after a shutdown, and [`Forked`](LockError::Forked) in a
     ///   forked child.
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
-        check_not_own(&self.handle, name, options)?;
-        let held = self.handle.manager()?.acquire(name, options)?;
-        Ok(LockGuard::new(held, self.handle.clone()))
+        acquire_unless_own(&self.handle, LockKind::Mutex, name, options)
     }
 
     /// Acquires the lock, runs `work` and releases the lock. Waits without a time limit. Returns

@@ -13,6 +13,7 @@ use std::{
 
 use crate::{
     config::LockOptions,
+    core::kind::LockKind,
     error::{LockError, Result},
     guard::LockGuard,
     lock_info::Released,
@@ -71,6 +72,18 @@ pub(crate) fn check_not_own(
     Ok(())
 }
 
+/// Acquires a lock, unless this thread would wait for itself.
+pub(crate) fn acquire_unless_own(
+    handle: &Arc<ManagerHandle>,
+    kind: LockKind,
+    name: &str,
+    options: &LockOptions,
+) -> Result<LockGuard> {
+    check_not_own(handle, name, options)?;
+    let held = handle.manager()?.acquire(kind, name, options)?;
+    Ok(LockGuard::new(held, handle.clone()))
+}
+
 impl ReentrantGuard {
     /// Enters again if this thread holds the lock; acquires it otherwise.
     pub(crate) fn enter(
@@ -91,7 +104,8 @@ impl ReentrantGuard {
             guard.ensure_held()?;
             return Ok(ReentrantGuard { guard, manager_number: key.0 });
         }
-        let guard = Rc::new(LockGuard::new(manager.acquire(name, options)?, handle.clone()));
+        let held = manager.acquire(LockKind::Mutex, name, options)?;
+        let guard = Rc::new(LockGuard::new(held, handle.clone()));
         let number = key.0;
         // This cannot fail: the table existed above, and only this thread can destroy it.
         let _ = HELD.try_with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));

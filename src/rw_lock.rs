@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     guard::{LockGuard, guard_type},
     manager::ManagerHandle,
-    reentrant::check_not_own,
+    reentrant::acquire_unless_own,
 };
 
 /// A lock that many readers hold together, or one writer alone: a handle, from
@@ -137,9 +137,7 @@ impl RwLock {
     }
 
     fn acquire(&self, kind: LockKind, options: &LockOptions) -> Result<LockGuard> {
-        check_not_own(&self.handle, &self.name, options)?;
-        let held = self.handle.manager()?.acquire_as(kind, &self.name, options)?;
-        Ok(LockGuard::new(held, self.handle.clone()))
+        acquire_unless_own(&self.handle, kind, &self.name, options)
     }
 }
 

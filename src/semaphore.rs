@@ -9,10 +9,10 @@ use crate::{
         kind::{HeldBy, LockKind, PERMITS_MAX},
     },
     error::{LockError, Result},
-    guard::{LockGuard, guard_type},
+    guard::guard_type,
     lock_info::LockInfo,
     manager::ManagerHandle,
-    reentrant::check_not_own,
+    reentrant::acquire_unless_own,
 };
 
 /// A limited number of permits under one name: a handle, from
@@ -122,9 +122,7 @@ impl Semaphore {
             return Err(LockError::InvalidOptions { reason });
         }
         let kind = LockKind::Permits { limit, count };
-        check_not_own(&self.handle, &self.name, options)?;
-        let held = self.handle.manager()?.acquire_as(kind, &self.name, options)?;
-        Ok(Permit(LockGuard::new(held, self.handle.clone())))
+        acquire_unless_own(&self.handle, kind, &self.name, options).map(Permit)
     }
 
     /// Returns how many permits are free now. Blocks for two round trips, at most for one
@@ -175,7 +173,7 @@ impl fmt::Debug for Semaphore {
 
 guard_type! {
     /// One or more permits of a semaphore, released when this guard is dropped. Dereferences to
-    /// [`LockGuard`], with all of its methods.
+    /// [`LockGuard`](crate::LockGuard), with all of its methods.
     #[must_use = "if unused, the permits are released at once"]
     Permit
 }

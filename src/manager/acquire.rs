@@ -48,21 +48,6 @@ pub(super) struct Registered {
 }
 
 impl Manager {
-    /// Acquires a lock, and registers its lease with the renewer.
-    pub(crate) fn acquire(&self, name: &str, options: &LockOptions) -> Result<HeldLock> {
-        self.acquire_as(LockKind::Mutex, name, options)
-    }
-
-    /// Acquires one of several locks, for which the call has reserved what it needs.
-    pub(crate) fn acquire_one_of_several(
-        &self,
-        name: &str,
-        options: &LockOptions,
-        places: &ReservedPlaces,
-    ) -> Result<HeldLock> {
-        self.acquire_with(LockKind::Mutex, name, options, true, Some(places))
-    }
-
     /// Reserves what the servers need for the locks of these names, which are then acquired one
     /// after the other. Waits as long as `options` permit.
     pub(crate) fn reserve(&self, names: &[&str], options: &LockOptions) -> Result<ReservedPlaces> {
@@ -86,8 +71,9 @@ impl Manager {
         })
     }
 
-    /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here.
-    pub(crate) fn acquire_as(
+    /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here, and registers
+    /// its lease with the renewer.
+    pub(crate) fn acquire(
         &self,
         kind: LockKind,
         name: &str,
@@ -97,8 +83,9 @@ impl Manager {
     }
 
     /// Acquires a lock of this kind. Unless it `is_local`, it is not handed over inside the
-    /// process, so that no other lock of the process has its id.
-    pub(super) fn acquire_with(
+    /// process, so that no other lock of the process has its id. If it is one of several,
+    /// `places` are what the call has reserved for them.
+    pub(crate) fn acquire_with(
         &self,
         kind: LockKind,
         name: &str,
