@@ -232,13 +232,14 @@ impl Manager {
         let deadline = clock::now().saturating_add(timeout);
         self.observer.shield(|| {
             let report = self.backend.release_lease(lease, was_held, deadline);
-            self.clean_up_after_release(lease, report)
+            self.conclude_release(lease, was_held, report)
         })
     }
 
-    pub(super) fn clean_up_after_release(
+    pub(super) fn conclude_release(
         &self,
         lease: &Lease,
+        was_held: bool,
         ReleaseReport { result, residues }: ReleaseReport,
     ) -> Result<Released> {
         let mut then = if residues.is_empty() { ENDS_WITH_CONNECTION } else { RETRIED };
@@ -248,7 +249,13 @@ impl Manager {
                 then = LEFT_TO_EXPIRE;
             }
         }
-        result.map_err(|error| self.release_error(error, &lease.claim.key).advising(then))
+        match result {
+            // The server keeps a lock for longer than its lease lasts.
+            Ok(Released::Released) if !was_held => Ok(Released::Gone),
+            result => {
+                result.map_err(|error| self.release_error(error, &lease.claim.key).advising(then))
+            }
+        }
     }
 
     fn release_error(&self, error: BackendError, key: &LockKey) -> LockError {

@@ -20,7 +20,7 @@ impl Manager {
             let reports = self.backend.release_leases(&leases, timeout);
             let with_leases = leases.iter().zip(reports);
             with_leases
-                .map(|((lease, _), report)| self.clean_up_after_release(lease, report))
+                .map(|((lease, was_held), report)| self.conclude_release(lease, *was_held, report))
                 .collect()
         });
         let done = done.into_iter().filter_map(|ended| Some((ended.outcome()?, ended)));

@@ -405,3 +405,20 @@ fn loss_is_reported_in_time_while_other_replies_are_pending() {
         );
     }
 }
+
+/// The server keeps a lock until the clean-up after its loss. A release that comes before it
+/// removes the lock, but does not release a held one.
+///
+/// Fault: N239
+#[test]
+fn release_of_a_lost_lock_does_not_count() {
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let options = with_ttl(600 * SECOND).max_hold(SECOND / 5);
+    let guard = mgr.lock_with("x", &options).unwrap();
+    let clean_up = proxy.on_request(contains(guard.id().as_str()), Fault::HoldRequest);
+    assert_eq!(expect_loss(&guard), LockLost::MaxHold);
+    eventually("the clean-up is sent", TEST_TIMEOUT, || clean_up.fired() > 0);
+    assert!(get(&server, LOCK).is_some());
+    assert_eq!(guard.release().unwrap(), Released::Gone);
+    assert_eq!(get(&server, LOCK), None);
+}

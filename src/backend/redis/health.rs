@@ -1,7 +1,10 @@
 //! `NodeHealth`: what the last exchanges with a node say about it. So callers do not wait for a
 //! node that does not reply, and each outage is reported once. The caller passes the time.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
@@ -14,9 +17,16 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// Number of consecutive failures after which a node is failing, and waiters move to another queue
 /// node.
 const FAILING_FAILURES_MIN: u32 = 3;
+/// How long open sockets must carry replies, while no attempt to connect fails, until an outage has
+/// ended. Where a server refuses new connections only, it is not reported again and again.
+const RECOVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
-pub(crate) struct NodeHealth(Mutex<State>);
+pub(crate) struct NodeHealth {
+    state: Mutex<State>,
+    /// An outage has been reported and has not ended, so that replies need not lock the state.
+    is_down: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -24,8 +34,8 @@ struct State {
     backoff_until: Moment,
     /// Time at which the current outage was noticed.
     down_since: Option<Moment>,
-    /// The current outage has been reported.
-    down_reported: bool,
+    /// First reply since the last attempt to connect failed.
+    replied_at: Option<Moment>,
     /// End of the last outage.
     recovered_at: Moment,
     /// Number of attempts to connect in progress.
@@ -65,39 +75,62 @@ pub(super) enum HealthChange {
 impl NodeHealth {
     /// Whether the node has not failed since its last reply.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.0.lock().consecutive_failures == 0
+        self.state.lock().consecutive_failures == 0
     }
 
     /// Whether the node has failed repeatedly since its last reply.
     pub(crate) fn is_failing(&self) -> bool {
-        self.0.lock().consecutive_failures >= FAILING_FAILURES_MIN
+        self.state.lock().consecutive_failures >= FAILING_FAILURES_MIN
     }
 
     /// Whether the node failed recently.
     pub(crate) fn is_backing_off(&self, now: Moment) -> bool {
-        now < self.0.lock().backoff_until
+        now < self.state.lock().backoff_until
     }
 
     /// End of the back-off.
     pub(crate) fn backoff_until(&self) -> Moment {
-        self.0.lock().backoff_until
+        self.state.lock().backoff_until
     }
 
     pub(crate) fn record_success(&self) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.consecutive_failures = 0;
         state.backoff_until = Moment::from_nanos(0);
     }
 
     pub(crate) fn record_failure(&self, now: Moment) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let backoff = BACKOFF_MIN.saturating_mul(1 << state.consecutive_failures.min(10));
         state.backoff_until = now.saturating_add(backoff.min(BACKOFF_MAX));
         state.consecutive_failures = state.consecutive_failures.saturating_add(1);
     }
 
+    /// Records a reply to a request that was sent at `sent`. An open socket can outlast an outage
+    /// in which none could be opened. Returns what is to be reported.
+    pub(super) fn record_reply(&self, sent: Moment, now: Moment) -> Option<HealthChange> {
+        if !self.is_down.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut state = self.state.lock();
+        // The reply to an earlier request may have arrived before the outage.
+        state.down_since.filter(|since| *since < sent)?;
+        let replied_at = *state.replied_at.get_or_insert(now);
+        if now.duration_since(replied_at) < RECOVERY {
+            return None;
+        }
+        self.end_outage(&mut state, replied_at)
+    }
+
+    fn end_outage(&self, state: &mut State, at: Moment) -> Option<HealthChange> {
+        let down_since = state.down_since.take()?;
+        state.recovered_at = at;
+        let was_reported = self.is_down.swap(false, Ordering::Relaxed);
+        Some(HealthChange::Up { away: at.duration_since(down_since), was_reported })
+    }
+
     pub(super) fn begin_connect(&self, now: Moment) -> Connecting<'_> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if state.connecting == 0 {
             state.no_success_since = now;
         }
@@ -110,7 +143,7 @@ impl NodeHealth {
     /// Returns false if the last attempt began a while ago, so that another caller tries from time
     /// to time.
     pub(crate) fn is_connect_stalled(&self, now: Moment, patience: Duration) -> bool {
-        let state = self.0.lock();
+        let state = self.state.lock();
         state.connecting > 0
             && now.duration_since(state.no_success_since) >= patience
             && now.duration_since(state.last_begun) < BACKOFF_MAX
@@ -127,7 +160,7 @@ impl Connecting<'_> {
         outcome: ConnectOutcome,
         broken: Option<Moment>,
     ) -> Option<HealthChange> {
-        let mut state = self.health.0.lock();
+        let mut state = self.health.state.lock();
         if matches!(outcome, ConnectOutcome::WasConnected | ConnectOutcome::Connected) {
             state.no_success_since = now;
         }
@@ -137,23 +170,21 @@ impl Connecting<'_> {
         if broke || outcome == ConnectOutcome::Failed {
             state.down_since.get_or_insert(now);
         }
-        if outcome == ConnectOutcome::Failed && !state.down_reported {
-            state.down_reported = true;
-            return Some(HealthChange::Down);
+        if outcome == ConnectOutcome::Failed {
+            state.replied_at = None;
+            let was_down = self.health.is_down.swap(true, Ordering::Relaxed);
+            return (!was_down).then_some(HealthChange::Down);
         }
         if outcome != ConnectOutcome::Connected {
             return None;
         }
-        let down_since = state.down_since.take()?;
-        state.recovered_at = now;
-        let was_reported = std::mem::take(&mut state.down_reported);
-        Some(HealthChange::Up { away: now.duration_since(down_since), was_reported })
+        self.health.end_outage(&mut state, now)
     }
 }
 
 impl Drop for Connecting<'_> {
     fn drop(&mut self) {
-        self.health.0.lock().connecting -= 1;
+        self.health.state.lock().connecting -= 1;
     }
 }
 
@@ -234,6 +265,23 @@ mod tests {
         assert_eq!(attempt(200, 210, Connected, Some(150)), up(0, false), "it broke later");
         assert_eq!(attempt(220, 230, Unknown, Some(211)), None);
         assert_eq!(attempt(240, 250, Failed, None), Some(HealthChange::Down));
+    }
+
+    #[test]
+    fn reply_over_an_open_socket_ends_an_outage() {
+        let health = NodeHealth::default();
+        assert_eq!(health.record_reply(at(10), at(11)), None, "there was no outage");
+        let failed = health.begin_connect(at(100)).end(at(110), Failed, None);
+        assert_eq!(failed, Some(HealthChange::Down));
+        assert_eq!(health.record_reply(at(109), at(5200)), None, "it was sent before");
+        assert_eq!(health.record_reply(at(120), at(130)), None, "the next attempt may fail");
+        assert_eq!(health.begin_connect(at(140)).end(at(150), Failed, None), None);
+        assert_eq!(health.record_reply(at(5150), at(5160)), None);
+        assert_eq!(health.record_reply(at(10_158), at(10_159)), None);
+        let up = HealthChange::Up { away: ms(5050), was_reported: true };
+        assert_eq!(health.record_reply(at(10_159), at(10_160)), Some(up));
+        assert_eq!(health.record_reply(at(16_000), at(16_001)), None, "it has been reported");
+        assert_eq!(health.begin_connect(at(17_000)).end(at(17_001), Connected, None), None);
     }
 
     #[test]

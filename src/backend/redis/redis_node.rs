@@ -215,16 +215,19 @@ impl RedisNode {
                 let has_replied = matches!(error.kind, NodeErrorKind::Refused { .. });
                 self.observer.unreachable(self.label(), has_replied, &error.kind.to_string());
             }
-            (Some(HealthChange::Up { away, was_reported }), _) => {
-                self.observer.reconnected(self.label(), away, was_reported);
-            }
-            _ => {}
+            (change, _) => self.report_up(change),
         }
         let Some(handshake) = connected? else { return Ok(()) };
         let Handshake { clock_sample, server_info } = handshake;
         // The connection may lead to another server, with another clock.
         *self.clock_sample.lock() = Some(clock_sample);
         server_info.map_or(Ok(()), |info| self.check_server(connection, &info))
+    }
+
+    fn report_up(&self, change: Option<HealthChange>) {
+        if let Some(HealthChange::Up { away, was_reported }) = change {
+            self.observer.reconnected(self.label(), away, was_reported);
+        }
     }
 
     /// Records what the server of a connection reports about itself. Closes the connection if the
@@ -317,6 +320,7 @@ impl RedisNode {
         in_flight: InFlightRequest,
         reply: Value,
     ) -> Result<Exchange<C::Reply>, NodeError> {
+        self.report_up(self.health.record_reply(in_flight.sent, clock::now()));
         connection.check_error_reply(&reply).map_err(|error| {
             if error.is_unknown_script() {
                 self.known_scripts.store(0, Ordering::Release);

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{SECOND, capture_log, config_medium_timeout, in_own_process},
-    support::{Nodes, RedisServer, TEST_TIMEOUT, eventually},
+    support::{Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, command, eventually},
 };
 
 #[derive(Debug, Default)]
@@ -79,4 +79,28 @@ fn refused_connection_is_logged_as_such() {
     eventually("it is logged", TEST_TIMEOUT, || {
         logged.lock().iter().any(|text| text.contains(line))
     });
+}
+
+/// No connection can be opened for a while, so the renewer reports an outage. Then nothing connects
+/// any more, and only the replies over an open connection show that the server can be reached.
+///
+/// Fault: N238
+#[test]
+fn replies_over_an_open_connection_end_an_outage() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::in_front_of(server.addr());
+    let outages = Arc::new(Outages::default());
+    let config = config_medium_timeout(proxy.url()).operation_timeout(SECOND).ttl(3 * SECOND);
+    let mgr = RedisMgr::new(config.event_handler(outages.clone())).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    let handshakes = proxy.on_request(command("time"), Fault::SwallowRequest).forever();
+    eventually("an outage is reported", TEST_TIMEOUT, || outages.lines().len() == 1);
+    assert_eq!(mgr.metrics().nodes_reachable(), 0);
+    drop(guard);
+    eventually("its end is reported", TEST_TIMEOUT, || {
+        drop(mgr.try_lock("y"));
+        outages.lines().len() == 2
+    });
+    assert_eq!((mgr.metrics().nodes_reachable(), mgr.metrics().reconnected()), (1, 1));
+    assert!(handshakes.fired() > 0);
 }
