@@ -59,6 +59,10 @@ impl LockInfo {
         self.certain = false;
     }
 
+    pub(crate) fn into_holder(self) -> Holder {
+        self.holder
+    }
+
     /// Returns the name of the lock, without its prefix.
     pub fn name(&self) -> &str {
         &self.name
@@ -137,7 +141,8 @@ impl fmt::Display for LockInfo {
 pub enum Released {
     /// The lock was held until now, and is released.
     Released,
-    /// No client held the lock any more: it had expired, or its key was deleted.
+    /// The lock had been lost, and no other client has it: its lease had ended, or its key was
+    /// deleted.
     Gone,
     /// The lock had been lost, and another client holds it; it was not changed.
     OwnedByOther(Holder),

@@ -51,6 +51,8 @@ use crate::{
 /// Maximum wait at a shutdown for the last log lines, events and metrics, because a process often
 /// ends right after it.
 const REPORTS_MAX: Duration = Duration::from_millis(200);
+/// Maximum number of waiters that are listed of one lock.
+const LISTED_WAITERS_MAX: u64 = 1_000;
 
 /// The parts of a manager.
 pub(crate) struct Manager {
@@ -208,7 +210,7 @@ impl Manager {
     }
 
     pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
-        self.look(key, || self.backend.lookup(key))
+        self.look(key, || self.backend.lookup(key, LISTED_WAITERS_MAX))
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {

@@ -194,13 +194,16 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     ) -> Result<(), BackendError>;
 
     /// Returns the holder of a lock.
-    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError>;
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
+        Ok(self.lookup(key, 0)?.map(|lock| lock.into_holder()))
+    }
 
     /// Returns the ids of all holders that any server reports, as far as they reply by `deadline`.
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError>;
 
-    /// Describes one lock, with as many of its waiters as fit into a reply.
-    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError>;
+    /// Describes one lock, with at most `waiters_max` of its waiters.
+    fn lookup(&self, key: &LockKey, waiters_max: u64)
+    -> Result<Inspection<LockInfo>, BackendError>;
 
     /// Lists all locks whose names match, by name.
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError>;
@@ -371,12 +374,22 @@ pub(crate) enum CleanupLimits<'a> {
 }
 
 /// What is known about a lock.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Inspection<T> {
     Held(T),
     Free,
     /// The key is not a lock.
     WrongType,
+}
+
+impl<T> Inspection<T> {
+    pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Inspection<U> {
+        match self {
+            Inspection::Held(found) => Inspection::Held(convert(found)),
+            Inspection::Free => Inspection::Free,
+            Inspection::WrongType => Inspection::WrongType,
+        }
+    }
 }
 
 /// The ids of all holders that the servers report.

@@ -123,8 +123,8 @@ impl Pair {
 
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
-        const WEIGHTED: [usize; 24] =
-            [0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 5, 6, 6, 6, 7, 8, 9, 10, 10, 11, 11, 12, 12];
+        const WEIGHTED: [usize; 23] =
+            [0, 0, 1, 1, 2, 3, 4, 4, 4, 4, 4, 5, 5, 5, 6, 7, 8, 9, 9, 10, 10, 11, 11];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
@@ -133,7 +133,6 @@ impl Pair {
             (Script::Renew, false) => vec![KEYS[0], KEYS[3], KEYS[5]],
             (Script::Describe, _) => KEYS[..6].to_vec(),
             (Script::AcquireAll, _) => KEYS[..7].to_vec(),
-            (Script::Inspect, first) => KEYS[if first { 0..3 } else { 3..6 }].to_vec(),
             (Script::RenewMembers, _) => vec![KEYS[0], KEYS[7], KEYS[2], KEYS[3], KEYS[8], KEYS[5]],
             (Script::ListMembers, _) => vec![KEYS[0], KEYS[7], KEYS[3], KEYS[8]],
             (Script::Acquire | Script::Release, first) => {
@@ -168,7 +167,6 @@ impl Pair {
             Script::Renew => {
                 vec![late, id, self.pick(&[ttl, "-10000", "-50000"]), "two", "30000"]
             }
-            Script::Inspect => vec![],
             Script::Describe => vec![each, "3"],
             Script::AcquireGroup => {
                 let decided = [ahead, self.pick(&["0", "1"])];

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{ClusterBackend, cluster_node::Part};
 use crate::{
     backend::{
+        Inspection,
         error::{BackendError, NodeError},
         redis::{
             ExchangeLimits, Urgency, exchange_all,
@@ -88,7 +89,7 @@ impl ClusterBackend {
         &self,
         keys: &[LockKey],
         deadline: Moment,
-    ) -> Result<Vec<crate::backend::Inspection<LockInfo>>, BackendError> {
+    ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
         let mut found = Vec::with_capacity(keys.len());
         let owner = |key: &LockKey| {
             key.slot().and_then(|slot| self.router.known_owner(slot)).map(|part| part.number)
@@ -115,11 +116,8 @@ impl ClusterBackend {
                     Err(_) => self.ask_about(key, request, deadline)?,
                 };
                 let described = described.into_iter().next();
-                found.push(
-                    described.map_or(crate::backend::Inspection::Free, |found| {
-                        found.into_lock_info(key)
-                    }),
-                );
+                let described = described.unwrap_or(Inspection::Free);
+                found.push(described.map(|held| held.into_lock_info(key)));
             }
         }
         Ok(found)

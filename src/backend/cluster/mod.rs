@@ -36,10 +36,7 @@ use crate::{
             adopt::adopt_on_one_server,
             ask_for_lock,
             group_requests::{downgrade_on_one_server, release_any_kind},
-            inspect::{
-                OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
-                reported_ids_on_one_server,
-            },
+            inspect::{OneServerForEachLock, lookup_on_one_server, reported_ids_on_one_server},
             release_on_one_server,
             requests_and_replies::Ping,
         },
@@ -47,7 +44,6 @@ use crate::{
     core::{
         claim::{Claim, Residue},
         cluster_slot::tag_of_slot,
-        holder::Holder,
         id::LockId,
         key::{InvalidName, LockKey},
         lease::Lease,
@@ -269,16 +265,16 @@ impl Backend for ClusterBackend {
         result.map(drop).map_err(BackendError::Node)
     }
 
-    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        inspect_on_one_server(self, key)
-    }
-
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         reported_ids_on_one_server(self, key, deadline)
     }
 
-    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
-        lookup_on_one_server(self, key)
+    fn lookup(
+        &self,
+        key: &LockKey,
+        waiters_max: u64,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        lookup_on_one_server(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {

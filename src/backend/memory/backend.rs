@@ -14,10 +14,7 @@ use crate::{
             acquire_all::acquire_all_on_one_server,
             adopt::adopt_on_one_server,
             group_requests::{add_members, downgrade_on_one_server, release_any_kind},
-            inspect::{
-                OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
-                reported_ids_on_one_server,
-            },
+            inspect::{OneServerForEachLock, lookup_on_one_server, reported_ids_on_one_server},
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             release_on_one_server,
@@ -28,7 +25,6 @@ use crate::{
     core::{
         claim::{Claim, Residue},
         clock_sample::ClockSample,
-        holder::Holder,
         id::LockId,
         key::LockKey,
         lease::Lease,
@@ -80,7 +76,8 @@ impl MemoryBackend {
     ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
         let (_, found) = self.reply_to(request)?;
         let found = request.keys.iter().zip(found);
-        let mut found: Vec<_> = found.map(|(key, found)| found.into_lock_info(key)).collect();
+        let mut found: Vec<_> =
+            found.map(|(key, found)| found.map(|held| held.into_lock_info(key))).collect();
         add_members(request.keys, &mut found, |request| self.reply_to(request))?;
         Ok(found)
     }
@@ -190,16 +187,16 @@ impl Backend for MemoryBackend {
         released.map(drop).map_err(BackendError::Node)
     }
 
-    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        inspect_on_one_server(self, key)
-    }
-
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         reported_ids_on_one_server(self, key, deadline)
     }
 
-    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
-        lookup_on_one_server(self, key)
+    fn lookup(
+        &self,
+        key: &LockKey,
+        waiters_max: u64,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        lookup_on_one_server(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {

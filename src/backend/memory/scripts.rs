@@ -36,7 +36,6 @@ pub enum Script {
     /// Renews locks.
     Renew,
     /// Reports the holder of a lock.
-    Inspect,
     /// Describes locks.
     Describe,
     /// Asks for a read lock, a write lock, or permits.
@@ -59,11 +58,10 @@ pub enum Script {
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Script; 13] = [
+    pub const ALL: [Script; 12] = [
         Script::Acquire,
         Script::Release,
         Script::Renew,
-        Script::Inspect,
         Script::Describe,
         Script::AcquireGroup,
         Script::ReleaseGroup,
@@ -80,7 +78,6 @@ impl Script {
             Script::Acquire => &mutex::ACQUIRE,
             Script::Release => &mutex::RELEASE,
             Script::Renew => &mutex::RENEW,
-            Script::Inspect => &mutex::INSPECT,
             Script::Describe => &list_requests::DESCRIBE,
             Script::AcquireGroup => &group_kind::ACQUIRE,
             Script::ReleaseGroup => &group_kind::RELEASE,
@@ -125,7 +122,6 @@ impl Script {
             Script::Acquire => call.acquire(),
             Script::Release => call.release(),
             Script::Renew => call.renew(),
-            Script::Inspect => call.inspect(),
             Script::Describe => call.describe_locks(),
             Script::AcquireGroup => GroupCall::new(call).acquire(),
             Script::ReleaseGroup => GroupCall::new(call).release(),
@@ -316,17 +312,6 @@ impl Call<'_> {
             }
         }
         Ok(Value::Array(reply))
-    }
-
-    fn inspect(mut self) -> StoreResult<Value> {
-        let (nonce, lock) = (self.arg(0), self.key(0));
-        let holder = self.db.get(lock);
-        if is_wrong_type(&holder) {
-            return reply_line(&[nonce, b"type"]);
-        }
-        let Some(holder) = holder? else { return reply_line(&[nonce, b"free"]) };
-        let description = self.describe(0, &holder, None)?;
-        reply_line(&[nonce, b"busy", &self.clock(), &description])
     }
 
     fn describe_locks(mut self) -> StoreResult<Value> {

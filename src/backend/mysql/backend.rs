@@ -313,11 +313,6 @@ impl Backend for MySqlBackend {
         cleanup::end_waiting_of(&self.database, claim, deadline).map_err(BackendError::Node)
     }
 
-    fn inspect(&self, key: &LockKey) -> std::result::Result<Inspection<Holder>, BackendError> {
-        let found = self.describe(key).map_err(BackendError::Node)?;
-        Ok(found.map_or(Inspection::Free, |lock| Inspection::Held(lock.holder().clone())))
-    }
-
     fn reported_ids(
         &self,
         key: &LockKey,
@@ -328,7 +323,11 @@ impl Backend for MySqlBackend {
         Ok(holder.map_or(Inspection::Free, ids))
     }
 
-    fn lookup(&self, key: &LockKey) -> std::result::Result<Inspection<LockInfo>, BackendError> {
+    fn lookup(
+        &self,
+        key: &LockKey,
+        _waiters_max: u64,
+    ) -> std::result::Result<Inspection<LockInfo>, BackendError> {
         let found = self.describe(key).map_err(BackendError::Node)?;
         Ok(found.map_or(Inspection::Free, Inspection::Held))
     }

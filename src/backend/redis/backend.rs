@@ -12,10 +12,7 @@ use super::{
     cleanup::RedisCleaner,
     connect, exchange, exchange_all,
     group_requests::{add_members, downgrade_on_one_server, release_any_kind},
-    inspect::{
-        OneServerForEachLock, inspect_on_one_server, lookup_on_one_server,
-        reported_ids_on_one_server,
-    },
+    inspect::{OneServerForEachLock, lookup_on_one_server, reported_ids_on_one_server},
     list_requests::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
     release::{
@@ -23,7 +20,7 @@ use super::{
         release_on_one_server,
     },
     renewals::RedisRenewals,
-    requests_and_replies::{Inspect, Ping, ReleaseOrKeep},
+    requests_and_replies::{Ping, ReleaseOrKeep},
     yielding::Yielding,
 };
 use crate::{
@@ -34,7 +31,6 @@ use crate::{
     },
     core::{
         claim::{Claim, Residue},
-        holder::Holder,
         id::LockId,
         key::LockKey,
         lease::Lease,
@@ -279,16 +275,16 @@ impl Backend for RedisBackend {
         result.map(drop).map_err(BackendError::Node)
     }
 
-    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        inspect_on_one_server(self, key)
-    }
-
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         reported_ids_on_one_server(self, key, deadline)
     }
 
-    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
-        lookup_on_one_server(self, key)
+    fn lookup(
+        &self,
+        key: &LockKey,
+        waiters_max: u64,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        lookup_on_one_server(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -300,7 +296,7 @@ impl Backend for RedisBackend {
         let pattern = key_pattern(prefix, pattern);
         // A search has no script that checks whether the server is a master.
         if let Ok(any) = LockKey::new(prefix, "*") {
-            self.ask(connection, &Inspect(&any), step_deadline())?;
+            self.ask(connection, &DescribeLocks::lookup(&any, 0), step_deadline())?;
         }
         let (mut listing, mut progress) = (Listing::new(prefix), ScanProgress::start());
         loop {
@@ -315,7 +311,8 @@ impl Backend for RedisBackend {
             let request = DescribeLocks::in_list(batch);
             let (_, found) = self.ask(connection, &request, step_deadline())?;
             let found = batch.iter().zip(found);
-            let mut found: Vec<_> = found.map(|(key, found)| found.into_lock_info(key)).collect();
+            let mut found: Vec<_> =
+                found.map(|(key, found)| found.map(|held| held.into_lock_info(key))).collect();
             add_members(batch, &mut found, |request| {
                 self.ask(connection, request, step_deadline())
             })?;

@@ -8,7 +8,6 @@ use crate::{
     backend::{Inspection, Passed, error::BackendError},
     core::{
         claim::whole_ms,
-        holder::Holder,
         key::LockKey,
         kind::{LockKind, is_group},
         lease::Lease,
@@ -64,24 +63,6 @@ pub(crate) fn downgrade_on_one_server(
         DowngradeReply::Gone => Passed::Lost(LockLost::Gone),
         DowngradeReply::HeldByOther(by) => Passed::Lost(LockLost::Taken { by: Box::new(by) }),
     })
-}
-
-/// Adds the members to the report of a lock that a group has.
-pub(crate) fn add_members_to_holder(
-    key: &LockKey,
-    found: Inspection<Holder>,
-    ask: impl FnOnce(&ListMembers<'_>) -> Result<Vec<Option<GroupReport>>, BackendError>,
-) -> Result<Inspection<Holder>, BackendError> {
-    match found {
-        Inspection::Held(holder) if holder.held_by().is_group() => {
-            let group = ask(&ListMembers(&[key]))?.into_iter().next().flatten();
-            Ok(Inspection::Held(match group {
-                Some(group) => holder.with_group(group.held_by, group.members.last()),
-                None => holder,
-            }))
-        }
-        found => Ok(found),
-    }
 }
 
 /// Adds the members to the reports of locks that groups have. Asks only if there are any.

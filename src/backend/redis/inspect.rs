@@ -4,13 +4,12 @@ use std::slice;
 
 use super::{
     Request,
-    group_requests::{add_members, add_members_to_holder},
-    list_requests::DescribeLocks,
-    requests_and_replies::Inspect,
+    group_requests::add_members,
+    list_requests::{DescribeLocks, HeldDescription},
 };
 use crate::{
     backend::{Backend, Inspection, ReportedIds, error::BackendError},
-    core::{holder::Holder, key::LockKey},
+    core::key::LockKey,
     lock_info::LockInfo,
     sys::clock::{self, Moment},
 };
@@ -26,17 +25,15 @@ pub(crate) trait OneServerForEachLock: Backend {
     ) -> Result<R::Reply, BackendError>;
 }
 
-fn deadline(backend: &impl Backend) -> Moment {
-    clock::now().saturating_add(backend.operation_timeout())
-}
-
-pub(crate) fn inspect_on_one_server(
+/// Asks for the description of one lock.
+fn describe(
     backend: &impl OneServerForEachLock,
     key: &LockKey,
-) -> Result<Inspection<Holder>, BackendError> {
-    let deadline = deadline(backend);
-    let found = backend.ask_about(key, &Inspect(key), deadline)?;
-    add_members_to_holder(key, found, |request| backend.ask_about(key, request, deadline))
+    waiters_max: u64,
+    deadline: Moment,
+) -> Result<Inspection<HeldDescription>, BackendError> {
+    let (_, found) = backend.ask_about(key, &DescribeLocks::lookup(key, waiters_max), deadline)?;
+    Ok(found.into_iter().next().unwrap_or(Inspection::Free))
 }
 
 pub(crate) fn reported_ids_on_one_server(
@@ -44,21 +41,17 @@ pub(crate) fn reported_ids_on_one_server(
     key: &LockKey,
     deadline: Moment,
 ) -> Result<ReportedIds, BackendError> {
-    Ok(match backend.ask_about(key, &Inspect(key), deadline)? {
-        Inspection::Held(holder) => Inspection::Held(vec![holder.id_bytes().to_vec()]),
-        Inspection::Free => Inspection::Free,
-        Inspection::WrongType => Inspection::WrongType,
-    })
+    Ok(describe(backend, key, 0, deadline)?.map(|held| vec![held.holder.id_bytes().to_vec()]))
 }
 
 pub(crate) fn lookup_on_one_server(
     backend: &impl OneServerForEachLock,
     key: &LockKey,
+    waiters_max: u64,
 ) -> Result<Inspection<LockInfo>, BackendError> {
-    let (request, deadline) = (DescribeLocks::lookup(key), deadline(backend));
-    let (_, found) = backend.ask_about(key, &request, deadline)?;
-    let found = found.into_iter().next();
-    let mut found = [found.map_or(Inspection::Free, |found| found.into_lock_info(key))];
+    let deadline = clock::now().saturating_add(backend.operation_timeout());
+    let found = describe(backend, key, waiters_max, deadline)?;
+    let mut found = [found.map(|held| held.into_lock_info(key))];
     add_members(slice::from_ref(key), &mut found, |request| {
         backend.ask_about(key, request, deadline)
     })?;

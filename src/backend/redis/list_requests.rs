@@ -100,13 +100,6 @@ pub(crate) struct DescribeLocks<'a> {
     pub(crate) waiters_total_max: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Description {
-    Free,
-    WrongType,
-    Held(HeldDescription),
-}
-
 /// Description of a lock that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeldDescription {
@@ -119,23 +112,18 @@ pub(crate) struct HeldDescription {
     pub(crate) permit_limit: Option<u32>,
 }
 
-impl Description {
+impl HeldDescription {
     /// What one server that decides alone says about a lock.
-    pub(crate) fn into_lock_info(self, key: &LockKey) -> Inspection<LockInfo> {
-        match self {
-            Description::Free => Inspection::Free,
-            Description::WrongType => Inspection::WrongType,
-            Description::Held(HeldDescription { holder, token, waiters, permit_limit }) => {
-                let mut lock = LockInfo::new(key.name(), holder, token, waiters, true);
-                lock.set_permit_limit(permit_limit);
-                Inspection::Held(lock)
-            }
-        }
+    pub(crate) fn into_lock_info(self, key: &LockKey) -> LockInfo {
+        let HeldDescription { holder, token, waiters, permit_limit } = self;
+        let mut lock = LockInfo::new(key.name(), holder, token, waiters, true);
+        lock.set_permit_limit(permit_limit);
+        lock
     }
 }
 
 impl Request for DescribeLocks<'_> {
-    type Reply = (u64, Vec<Description>);
+    type Reply = (u64, Vec<Inspection<HeldDescription>>);
 
     fn server_us(reply: &Self::Reply) -> Option<u64> {
         Some(reply.0)
@@ -177,17 +165,20 @@ impl<'a> DescribeLocks<'a> {
         DescribeLocks { keys, waiters_per_lock_max: WAITERS_PER_LOCK_MAX, waiters_total_max }
     }
 
-    /// For one lock, with as many of its waiters as fit into a reply.
-    pub(crate) fn lookup(key: &'a LockKey) -> DescribeLocks<'a> {
-        let (waiters_per_lock_max, waiters_total_max) =
-            (WAITERS_PER_REPLY_MAX, WAITERS_PER_REPLY_MAX);
+    /// For one lock, with at most this many of its waiters.
+    pub(crate) fn lookup(key: &'a LockKey, waiters_max: u64) -> DescribeLocks<'a> {
+        let (waiters_per_lock_max, waiters_total_max) = (waiters_max, waiters_max);
         DescribeLocks { keys: slice::from_ref(key), waiters_per_lock_max, waiters_total_max }
     }
 
-    fn decode_description(&self, value: &Value, now_us: u64) -> Option<Description> {
+    fn decode_description(
+        &self,
+        value: &Value,
+        now_us: u64,
+    ) -> Option<Inspection<HeldDescription>> {
         let lines = match value {
-            Value::Int(0) => return Some(Description::Free),
-            Value::Int(-1) => return Some(Description::WrongType),
+            Value::Int(0) => return Some(Inspection::Free),
+            Value::Int(-1) => return Some(Inspection::WrongType),
             Value::Array(lines) => lines,
             _ => return None,
         };
@@ -202,7 +193,7 @@ impl<'a> DescribeLocks<'a> {
         }
         let waiters = entries.iter().map(waiter_id).collect::<Option<_>>()?;
         let permit_limit = entries.iter().find_map(|entry| kind::permit_limit(text_reply(entry)?));
-        Some(Description::Held(HeldDescription { holder, token, waiters, permit_limit }))
+        Some(Inspection::Held(HeldDescription { holder, token, waiters, permit_limit }))
     }
 }
 
@@ -284,10 +275,10 @@ mod tests {
         let (now_us, answers) = request.decode(7, reply.clone()).unwrap();
         assert_eq!(
             (now_us, &answers[0], &answers[2]),
-            (50, &Description::Free, &Description::WrongType)
+            (50, &Inspection::Free, &Inspection::WrongType)
         );
         assert_eq!(DescribeLocks::server_us(&(now_us, answers.clone())), Some(50));
-        let Description::Held(held_lock) = &answers[1] else { panic!("{answers:?}") };
+        let Inspection::Held(held_lock) = &answers[1] else { panic!("{answers:?}") };
         assert_eq!(
             (held_lock.holder.id(), held_lock.holder.waiters(), held_lock.token),
             ("me and you", Some(3), 41)

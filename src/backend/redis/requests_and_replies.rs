@@ -9,8 +9,7 @@ pub(crate) use super::kinds::{
     group::{Downgrade, DowngradeReply, GroupReport, ListMembers, MemberRenewal, RenewMembers},
     keep::ReleaseOrKeep,
     mutex::{
-        Acquire, AcquireMode, AcquireReply, Inspect, Release, ReleaseReply, Renew, RenewReply,
-        Renewal,
+        Acquire, AcquireMode, AcquireReply, Release, ReleaseReply, Renew, RenewReply, Renewal,
     },
 };
 use super::{

@@ -194,7 +194,7 @@ mod tests {
             adopt::ADOPT,
             group,
             keep::KEEP,
-            mutex::{ACQUIRE, INSPECT, RELEASE, RENEW},
+            mutex::{ACQUIRE, RELEASE, RENEW},
         },
         list_requests::DESCRIBE,
     };
@@ -205,7 +205,6 @@ mod tests {
             &ACQUIRE,
             &RELEASE,
             &RENEW,
-            &INSPECT,
             &DESCRIBE,
             &group::ACQUIRE,
             &group::RELEASE,

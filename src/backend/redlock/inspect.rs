@@ -1,27 +1,28 @@
 //! Requests that change nothing and may be repeated: the holder of a lock, and whether the nodes
 //! respond.
 
-use std::time::Duration;
+use std::{slice, time::Duration};
 
 use super::{
-    BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
+    BroadcastOptions, NodeConnections, Redlock, Response, Responses,
+    list::{Descriptions, describe},
 };
 use crate::{
     backend::{
         Inspection, ReportedIds,
         error::BackendError,
         redis::{
-            Request,
-            group_requests::add_members_to_holder,
-            requests_and_replies::{Inspect, Ping},
+            Request, group_requests::add_members, list_requests::DescribeLocks,
+            requests_and_replies::Ping,
         },
     },
     core::{
         holder::Holder,
         key::LockKey,
         node_answer::Vote,
-        quorum::{Verdict, is_out_of_reach, prevents_quorum, quorum},
+        quorum::{Verdict, is_out_of_reach, prevents_quorum},
     },
+    lock_info::LockInfo,
     sys::clock::{self, Moment},
 };
 
@@ -33,12 +34,13 @@ impl Redlock {
     /// depends on them.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
-        let found = self.inspect_by(key, deadline)?;
-        let found = add_members_to_holder(key, found, |request| {
+        let mut found = [self.inspect_by(key, deadline)?];
+        add_members(slice::from_ref(key), &mut found, |request| {
             let mut connections = self.checkout(deadline)?;
             self.list_members(&mut connections, request, deadline)
         })?;
-        Ok(match found {
+        let [found] = found;
+        Ok(match found.map(|lock| lock.into_holder()) {
             // The members on different nodes are claims that are not granted yet.
             Inspection::Held(holder) if holder.held_by().members() == Some(0) => Inspection::Free,
             found => found,
@@ -49,12 +51,11 @@ impl Redlock {
         &self,
         key: &LockKey,
         deadline: Moment,
-    ) -> Result<Inspection<Holder>, BackendError> {
-        match self.decide_holder(self.inspect_with(key, INSPECT_STRAGGLER_GRACE, deadline)?) {
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        let ask = |grace| self.decide(key, self.describe_with(key, grace, deadline)?);
+        match ask(INSPECT_STRAGGLER_GRACE) {
             // The nodes that were not waited for may decide it.
-            Err(_) if clock::now() < deadline => {
-                self.decide_holder(self.inspect_with(key, self.operation_timeout(), deadline)?)
-            }
+            Err(_) if clock::now() < deadline => ask(self.operation_timeout()),
             result => result,
         }
     }
@@ -67,17 +68,20 @@ impl Redlock {
         deadline: Moment,
     ) -> Result<ReportedIds, BackendError> {
         let grace = deadline.duration_since(clock::now());
-        let responses = self.inspect_with(key, grace, deadline)?;
+        let responses = self.describe_with(key, grace, deadline)?;
         let mut ids: Vec<Vec<u8>> = Vec::new();
         let mut wrong = 0;
         for response in &responses.by_node {
             let Response::Replied(exchange) = response else { continue };
-            match &exchange.reply {
-                Inspection::Held(holder) if !ids.iter().any(|id| id == holder.id_bytes()) => {
-                    ids.push(holder.id_bytes().to_vec());
+            match exchange.reply.1.first() {
+                Some(Inspection::Held(held)) => {
+                    let id = held.holder.id_bytes();
+                    if !ids.iter().any(|known| known == id) {
+                        ids.push(id.to_vec());
+                    }
                 }
-                Inspection::WrongType => wrong += 1,
-                Inspection::Held(_) | Inspection::Free => {}
+                Some(Inspection::WrongType) => wrong += 1,
+                Some(Inspection::Free) | None => {}
             }
         }
         Ok(match ids.as_slice() {
@@ -87,63 +91,32 @@ impl Redlock {
         })
     }
 
-    fn inspect_with(
+    fn describe_with(
         &self,
         key: &LockKey,
         grace: Duration,
         deadline: Moment,
-    ) -> Result<Responses<Inspection<Holder>>, BackendError> {
-        let responses = self.ask_twice(grace, deadline, |_| Inspect(key))?;
+    ) -> Result<Descriptions, BackendError> {
+        let responses = self.ask_twice(grace, deadline, |_| DescribeLocks::lookup(key, 0))?;
         match responses.verdict() {
             Verdict::Granted => Ok(responses),
-            _ => Err(BackendError::from_responses(self, responses, describe)),
+            _ => Err(BackendError::from_responses(self, responses, describe(0))),
         }
     }
 
     /// Determines the holder. Fails if the replies leave that open.
-    fn decide_holder(
+    fn decide(
         &self,
-        responses: Responses<Inspection<Holder>>,
-    ) -> Result<Inspection<Holder>, BackendError> {
-        let nodes = self.len();
-        let (mut wrong, mut without_reply, mut waiters) = (0, 0, 0);
-        let mut reported: Vec<&Holder> = Vec::new();
-        for response in &responses.by_node {
-            match response {
-                Response::Replied(exchange) => match &exchange.reply {
-                    Inspection::Held(holder) => {
-                        reported.push(holder);
-                        // All waiters queue on one of the nodes.
-                        waiters = waiters.max(holder.waiters().unwrap_or(0));
-                    }
-                    Inspection::WrongType => wrong += 1,
-                    Inspection::Free => {}
-                },
-                _ => without_reply += 1,
-            }
-        }
-        let most_reported =
-            most_reported_holder(reported.into_iter().map(|holder| (holder, holder)));
-        match most_reported {
-            Some((count, holder)) if count >= quorum(nodes) => {
-                let holder = holder.clone();
-                Ok(Inspection::Held(
-                    holder
-                        .with_nodes(responses.node_answers(self, describe))
-                        .waited_for_by(waiters),
-                ))
-            }
-            _ if prevents_quorum(wrong, nodes) => Ok(Inspection::WrongType),
-            most_reported
-                if is_out_of_reach(
-                    most_reported.map_or(0, |(count, _)| count),
-                    without_reply,
-                    nodes,
-                ) =>
-            {
-                Ok(Inspection::Free)
-            }
-            _ => Err(BackendError::from_responses(self, responses, describe)),
+        key: &LockKey,
+        responses: Descriptions,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        let without_reply = self.len() - responses.nodes_voting(Vote::Yes).len();
+        let (count, found) = self.combine(key, &responses, 0);
+        match found {
+            Inspection::Held(lock) if lock.is_certain() => Ok(Inspection::Held(lock)),
+            Inspection::WrongType => Ok(Inspection::WrongType),
+            _ if is_out_of_reach(count, without_reply, self.len()) => Ok(Inspection::Free),
+            _ => Err(BackendError::from_responses(self, responses, describe(0))),
         }
     }
 
@@ -186,13 +159,5 @@ impl Redlock {
             ..BroadcastOptions::new(self.all_nodes(), deadline)
         };
         self.ask(connections, options, request, |_, _| Vote::Yes)
-    }
-}
-
-fn describe(reply: &Inspection<Holder>) -> String {
-    match reply {
-        Inspection::Held(holder) => format!("held by {holder}"),
-        Inspection::Free => "free".into(),
-        Inspection::WrongType => "its key holds something that is not a lock".into(),
     }
 }

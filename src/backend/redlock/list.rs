@@ -13,7 +13,7 @@ use crate::{
         redis::{
             Request,
             group_requests::add_members,
-            list_requests::{DescribeLocks, Description, HeldDescription, Scan, key_pattern},
+            list_requests::{DescribeLocks, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
     },
@@ -25,6 +25,9 @@ use crate::{
     lock_info::LockInfo,
     sys::clock::{self, Moment},
 };
+
+/// What the nodes replied about a batch of locks.
+pub(super) type Descriptions = Responses<(u64, Vec<Inspection<HeldDescription>>)>;
 
 impl Redlock {
     /// Lists all locks that match, by name. Every quorum has a node that knows a given granted
@@ -45,7 +48,7 @@ impl Redlock {
             let responses =
                 self.ask_responsive(&mut connections, nodes, &mut nodes, end, request)?;
             let found = batch.iter().enumerate();
-            let found = found.map(|(index, key)| self.evaluate_lookup(key, &responses, index));
+            let found = found.map(|(index, key)| self.combine(key, &responses, index).1);
             let mut found: Vec<_> = found.collect();
             let deadline = clock::now().saturating_add(timeout).min(end);
             self.add_members(&mut connections, batch, &mut found, deadline)?;
@@ -56,8 +59,12 @@ impl Redlock {
         Ok(listing.into_locks())
     }
 
-    /// Looks up one lock, with as many of its waiters as fit into a reply.
-    pub(crate) fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
+    /// Looks up one lock, with at most `waiters_max` of its waiters.
+    pub(crate) fn lookup(
+        &self,
+        key: &LockKey,
+        waiters_max: u64,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
         let end = clock::now().saturating_add(self.operation_timeout());
         let mut connections = self.checkout(end)?;
         let responses = self.ask_responsive(
@@ -65,9 +72,9 @@ impl Redlock {
             self.all_nodes(),
             &mut self.all_nodes(),
             end,
-            |_| DescribeLocks::lookup(key),
+            |_| DescribeLocks::lookup(key, waiters_max),
         )?;
-        let mut found = [self.evaluate_lookup(key, &responses, 0)];
+        let mut found = [self.combine(key, &responses, 0).1];
         self.add_members(&mut connections, slice::from_ref(key), &mut found, end)?;
         let [found] = found;
         Ok(found)
@@ -157,57 +164,52 @@ impl Redlock {
     }
 
     /// Combines what the nodes replied about the lock at `index` of a batch. The holder is the one
-    /// that most of them report.
-    fn evaluate_lookup(
+    /// that most of them report. Returns also how many do.
+    pub(super) fn combine(
         &self,
         key: &LockKey,
-        responses: &Responses<(u64, Vec<Description>)>,
+        responses: &Descriptions,
         index: usize,
-    ) -> Inspection<LockInfo> {
+    ) -> (usize, Inspection<LockInfo>) {
         let (mut wrong, mut queue): (usize, Option<&HeldDescription>) = (0, None);
         let mut reported: Vec<&HeldDescription> = Vec::new();
         for response in &responses.by_node {
             let Response::Replied(exchange) = response else { continue };
             match exchange.reply.1.get(index) {
-                Some(Description::Held(held)) => {
+                Some(Inspection::Held(held)) => {
                     reported.push(held);
                     // All waiters queue on one of the nodes.
                     if queue.is_none_or(|queue| held.holder.waiters() > queue.holder.waiters()) {
                         queue = Some(held);
                     }
                 }
-                Some(Description::WrongType) => wrong += 1,
-                Some(Description::Free) | None => {}
+                Some(Inspection::WrongType) => wrong += 1,
+                Some(Inspection::Free) | None => {}
             }
         }
         let most_reported =
             most_reported_holder(reported.into_iter().map(|held| (&held.holder, held)));
-        let (Some((count, held)), Some(queue)) = (most_reported, queue) else {
-            return if prevents_quorum(wrong, self.len()) {
-                Inspection::WrongType
-            } else {
-                Inspection::Free
-            };
+        let (count, held, queue) = match (most_reported, queue) {
+            _ if prevents_quorum(wrong, self.len()) => return (0, Inspection::WrongType),
+            (Some((count, held)), Some(queue)) => (count, held, queue),
+            _ => return (0, Inspection::Free),
         };
         let holder = held.holder.clone().waited_for_by(queue.holder.waiters().unwrap_or(0));
-        let describe_one =
-            |reply: &(u64, Vec<Description>)| reply.1.get(index).map_or_else(String::new, describe);
-        let holder = holder.with_nodes(responses.node_answers(self, describe_one));
-        let certain = count >= self.quorum_size();
-        Inspection::Held(LockInfo::new(
-            key.name(),
-            holder,
-            held.token,
-            queue.waiters.clone(),
-            certain,
-        ))
+        let holder = holder.with_nodes(responses.node_answers(self, describe(index)));
+        let (waiters, certain) = (queue.waiters.clone(), count >= self.quorum_size());
+        let lock = LockInfo::new(key.name(), holder, held.token, waiters, certain);
+        (count, Inspection::Held(lock))
     }
 }
 
-fn describe(description: &Description) -> String {
-    match description {
-        Description::Held(HeldDescription { holder, .. }) => format!("held by {holder}"),
-        Description::Free => "free".into(),
-        Description::WrongType => "its key holds something that is not a lock".into(),
+/// Says what a node replied about the lock at `index` of a batch.
+pub(super) fn describe(
+    index: usize,
+) -> impl Fn(&(u64, Vec<Inspection<HeldDescription>>)) -> String {
+    move |reply| match reply.1.get(index) {
+        Some(Inspection::Held(held)) => format!("held by {}", held.holder),
+        Some(Inspection::Free) => "free".into(),
+        Some(Inspection::WrongType) => "its key holds something that is not a lock".into(),
+        None => String::new(),
     }
 }

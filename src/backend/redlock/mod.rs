@@ -376,8 +376,12 @@ impl Backend for Redlock {
         Redlock::reported_ids(self, key, deadline)
     }
 
-    fn lookup(&self, key: &LockKey) -> Result<Inspection<LockInfo>, BackendError> {
-        Redlock::lookup(self, key)
+    fn lookup(
+        &self,
+        key: &LockKey,
+        waiters_max: u64,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        Redlock::lookup(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {

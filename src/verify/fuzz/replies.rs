@@ -14,11 +14,11 @@ use crate::{
         Inspection,
         redis::{
             INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
-            list_requests::{DescribeLocks, Description, Scan},
+            list_requests::{DescribeLocks, HeldDescription, Scan},
             parse_grant, parse_time,
             requests_and_replies::{
-                Acquire, AcquireMode, AcquireReply, Downgrade, DowngradeReply, Inspect,
-                ListMembers, OfKind, Ping, Release, ReleaseReply, Renew, RenewReply, Renewal,
+                Acquire, AcquireMode, AcquireReply, Downgrade, DowngradeReply, ListMembers, OfKind,
+                Ping, Release, ReleaseReply, Renew, RenewReply, Renewal,
             },
         },
     },
@@ -115,12 +115,6 @@ fn check_reply(reply: &Value) -> u64 {
         }
         std::mem::discriminant(&answer)
     });
-    let inspected = taken(&Inspect(key), reply).map(|answer| {
-        if let Inspection::Held(holder) = &answer {
-            presentable(holder);
-        }
-        std::mem::discriminant(&answer)
-    });
     let renewed =
         (1..=3).filter_map(|count| taken(&Renew(&renewals[..count]), reply)).map(|(_, answers)| {
             for answer in &answers {
@@ -138,14 +132,14 @@ fn check_reply(reply: &Value) -> u64 {
         )
     });
     let surveyed = surveyed.map(|(_, answers)| {
-        let look = |answer: &Description| match answer {
-            Description::Held(standing) => {
+        let look = |answer: &Inspection<HeldDescription>| match answer {
+            Inspection::Held(standing) => {
                 presentable(&standing.holder);
                 assert!(standing.token < EXACT_MAX);
                 2 + standing.waiters.len()
             }
-            Description::Free => 0,
-            Description::WrongType => 1,
+            Inspection::Free => 0,
+            Inspection::WrongType => 1,
         };
         answers.iter().map(look).collect::<Vec<_>>()
     });
@@ -155,7 +149,7 @@ fn check_reply(reply: &Value) -> u64 {
     let pinged = taken(&Ping, reply).is_some();
     let time = parse_time(reply).is_some();
     let grouped = check_group_reply(key, reply);
-    outcome((acquired, released, inspected, renewed, surveyed, scanned, pinged, time, grouped))
+    outcome((acquired, released, renewed, surveyed, scanned, pinged, time, grouped))
 }
 
 /// Replies about groups.

@@ -59,10 +59,6 @@ impl Recorder {
     fn release(&mut self, name: &str, id: &str) -> Vec<u8> {
         self.script(Script::Release, name, &[id, "", ""])
     }
-
-    fn inspect(&mut self, name: &str) -> Vec<u8> {
-        self.script(Script::Inspect, name, &[])
-    }
 }
 
 fn recorder(server: &RedisServer) -> Recorder {
@@ -107,8 +103,6 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         ("replies/looked", client.acquire("a", NEXT, "look")),
         ("replies/busy-foreign", client.acquire("foreign", ID, "try")),
         ("replies/type", client.acquire("odd", ID, "try")),
-        ("replies/inspected", client.inspect("a")),
-        ("replies/inspected-free", client.inspect("b")),
         ("replies/renewed", renew(&mut client, &["a"])),
         ("replies/renewed-three", renew(&mut client, &["a", "gone", "foreign"])),
         ("replies/surveyed", describe(&mut client, &["a"])),

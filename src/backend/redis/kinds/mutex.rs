@@ -4,12 +4,9 @@
 use redis::Value;
 
 use crate::{
-    backend::{
-        Inspection,
-        redis::{
-            fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
-            script::{Request, Script, ScriptRef, script, write_version},
-        },
+    backend::redis::{
+        fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
+        script::{Request, Script, ScriptRef, script, write_version},
     },
     core::{holder::Holder, key::LockKey},
 };
@@ -37,7 +34,6 @@ pub(crate) static RELEASE: Script = script!(
     "report.lua"
 );
 pub(crate) static RENEW: Script = script!(4, "mutex/renew.lua");
-pub(crate) static INSPECT: Script = script!(8, "shared.lua", "inspect.lua", "report.lua");
 
 /// How much longer than its lock a token key is kept. If a lock expires, nothing raises the fence
 /// to its token. notify.lua has the same value for grants.
@@ -364,37 +360,6 @@ pub(super) fn decode_renewals(
         });
     }
     (answers.len() == count).then_some((now_us, answers))
-}
-
-pub(crate) struct Inspect<'a>(pub(crate) &'a LockKey);
-
-impl Request for Inspect<'_> {
-    type Reply = Inspection<Holder>;
-
-    fn script(&self) -> Option<&'static Script> {
-        Some(&INSPECT)
-    }
-
-    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
-        INSPECT.write_header(by, 3, 1, out);
-        write_lock_keys(out, self.0);
-        write_number(out, nonce);
-        write_version(out);
-    }
-
-    fn decode(&self, nonce: u64, reply: Value) -> Option<Inspection<Holder>> {
-        let line = text_reply(&reply)?;
-        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
-        Some(match tag {
-            "busy" => {
-                let now_us = rest.clock()?;
-                Inspection::Held(rest.holder(now_us)?)
-            }
-            "free" => Inspection::Free,
-            "type" => Inspection::WrongType,
-            _ => return None,
-        })
-    }
 }
 
 pub(super) fn write_lock_keys(out: &mut Vec<u8>, key: &LockKey) {

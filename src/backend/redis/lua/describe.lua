@@ -9,7 +9,9 @@ local function is_error(answer)
     and not string.find(answer.err, 'WRONGTYPE', 1, true)
 end
 
--- As in inspect.lua: only a master may answer.
+-- A former master may answer for a while after its replica was promoted. So this tries to write,
+-- without an effect, because no queue has this entry. Other errors than that of a replica mean
+-- nothing here.
 local written = KEYS[2] and redis.pcall('LREM', KEYS[2], 0, 'no entry')
 if type(written) == 'table' and string.find(written.err, 'READONLY', 1, true) then
   return written

@@ -54,7 +54,6 @@ fn request_is_one_well_formed_command() {
     ] {
         assert!(script_arguments(&unusual, &keys).len() > 2, "the script decides by their number");
     }
-    assert_eq!(script_arguments(&Inspect(&key), &keys[..3]), [""; 0]);
     let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)].map(|(lock, id, ttl_ms)| {
         Renewal { lock, id, ttl_ms, never_shorten: false, token_key: None }
     });
@@ -151,20 +150,13 @@ fn release_and_inspect_replies_are_decoded() {
         None,
         "the reply has no time to rely on"
     );
-    let inspect = |line| Inspect(&key).decode(9, text(line));
-    assert_eq!(
-        (inspect("9 free"), inspect("9 type")),
-        (Some(Inspection::Free), Some(Inspection::WrongType))
-    );
-    assert_eq!(inspect("9 maybe"), None);
-    assert_eq!(Inspect::server_us(&Inspection::Free), None, "the reply has no time to rely on");
 }
 
 #[test]
 fn holder_id_may_be_any_text() {
     let key = LockKey::new("", "x").unwrap();
-    let Some(Inspection::Held(holder)) =
-        Inspect(&key).decode(1, text("1 busy 50 -1 99999999999999999999 2 a b\n c"))
+    let Some(AcquireReply::Busy { holder, .. }) =
+        acquire(&key).decode(1, text("1 busy 50 -1 99999999999999999999 2 a b\n c"))
     else {
         panic!("the reply was rejected")
     };
@@ -211,11 +203,6 @@ fn clock_out_of_range_is_rejected() {
         assert_eq!(release.decode(9, text(&format!("9 late {now}"))).is_some(), is_time, "{now}");
         assert_eq!(
             release.decode(9, text(&format!("9 other {now} 7 7 7 me"))).is_some(),
-            is_time,
-            "{now}"
-        );
-        assert_eq!(
-            Inspect(&key).decode(9, text(&format!("9 busy {now} 7 7 7 me"))).is_some(),
             is_time,
             "{now}"
         );
@@ -268,7 +255,6 @@ proptest! {
             [Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None }];
         acquire(&key).decode(9, value.clone());
         release_of(&key).decode(9, value.clone());
-        Renew(&renewals).decode(9, value.clone());
-        Inspect(&key).decode(9, value);
+        Renew(&renewals).decode(9, value);
     }
 }
