@@ -46,20 +46,20 @@ pub struct Config {
     /// then be acquired on another server.
     non_utf8_variable: Option<&'static str>,
     password: Option<String>,
-    prefix: String,
-    pool_size: u32,
-    operation_timeout: Duration,
-    claim_window: Duration,
-    spin: Duration,
-    local_handover: Duration,
-    ttl: Duration,
-    quarantine: Option<Duration>,
+    pub(crate) prefix: String,
+    pub(crate) pool_size: u32,
+    pub(crate) operation_timeout: Duration,
+    pub(crate) claim_window: Duration,
+    pub(crate) spin: Duration,
+    pub(crate) local_handover: Duration,
+    pub(crate) ttl: Duration,
+    chosen_quarantine: Option<Duration>,
     max_hold: Option<Duration>,
-    yield_to_others: Duration,
-    replicas: Replicas,
-    fail_fast: bool,
-    handlers: Vec<Arc<dyn HandleEvent>>,
-    metrics_by_lock: bool,
+    pub(crate) yield_to_others: Duration,
+    pub(crate) replicas: Replicas,
+    pub(crate) fail_fast: bool,
+    pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
+    pub(crate) metrics_by_lock: bool,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
 }
@@ -114,7 +114,7 @@ impl Config {
             spin: Duration::from_micros(200),
             local_handover: Duration::from_millis(5),
             ttl: Duration::from_secs(10),
-            quarantine: None,
+            chosen_quarantine: None,
             max_hold: None,
             yield_to_others: Duration::ZERO,
             replicas: Replicas::default(),
@@ -262,7 +262,7 @@ impl Config {
     /// Otherwise two clients can hold a lock at the same time. distlock does not check these
     /// conditions.
     pub fn quarantine(mut self, longest_ttl: Duration) -> Config {
-        self.quarantine = Some(longest_ttl);
+        self.chosen_quarantine = Some(longest_ttl);
         self
     }
 
@@ -297,8 +297,8 @@ impl Config {
                               the quarantine";
                 Err(LockError::InvalidConfig { reason: reason.into() })
             }
-            ValidatedConfig { endpoints, operation_timeout, .. } => {
-                redis::declare_new(&endpoints, operation_timeout, TTL_MAX, even_if_used)
+            ValidatedConfig { endpoints, settings, .. } => {
+                redis::declare_new(&endpoints, settings.operation_timeout, TTL_MAX, even_if_used)
             }
         }
     }
@@ -409,7 +409,7 @@ impl fmt::Debug for Config {
             .field("spin", &self.spin)
             .field("local_handover", &self.local_handover)
             .field("ttl", &self.ttl)
-            .field("quarantine", &self.quarantine)
+            .field("quarantine", &self.chosen_quarantine)
             .field("max_hold", &self.max_hold)
             .field("yield_to_others", &self.yield_to_others)
             .field("replicas", &self.replicas.count)

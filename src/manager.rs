@@ -31,7 +31,7 @@ use crate::{
         redlock::{Redlock, join_labels},
     },
     cleanup::Cleaner,
-    config::ValidatedConfig,
+    config::{Config, ValidatedConfig},
     core::{
         holder::Holder,
         id::random_uuid,
@@ -87,9 +87,9 @@ pub(crate) struct HeldLock {
 impl Manager {
     /// Starts the threads.
     pub(crate) fn start(config: ValidatedConfig) -> Result<Manager> {
-        let handlers = config.handlers.clone();
         let (server, nodes) = (join_labels(&config.endpoints), config.endpoints.len());
-        let observer = Observer::start(handlers, server, nodes, config.metrics_by_lock)?;
+        let Config { handlers, metrics_by_lock, .. } = &config.settings;
+        let observer = Observer::start(handlers.clone(), server, nodes, *metrics_by_lock)?;
         let (backend, pool) = open_backend(&config, &observer)?;
         Manager::start_on(backend, pool, observer, config)
     }
@@ -102,8 +102,9 @@ impl Manager {
         config: ValidatedConfig,
     ) -> Result<Manager> {
         let cleaner = Arc::new(Cleaner::new(backend.clone()));
-        let probe_interval =
-            backend.probe_interval().map_or(Duration::MAX, |most| most.min(config.ttl / 3));
+        let probe_interval = backend
+            .probe_interval()
+            .map_or(Duration::MAX, |most| most.min(config.settings.ttl / 3));
         let renewer = observer
             .shield(|| {
                 LockRenewer::start(
@@ -119,12 +120,12 @@ impl Manager {
             backend: backend.clone(),
             observer: observer.clone(),
             listener: Arc::new(GrantListener::new(backend.clone(), channel)),
-            claim_window: config.claim_window,
-            repair_ttl: !config.prefix.is_empty(),
-            breaker: config.fail_fast.then(Breaker::default),
+            claim_window: config.settings.claim_window,
+            repair_ttl: !config.settings.prefix.is_empty(),
+            breaker: config.settings.fail_fast.then(Breaker::default),
         };
-        let window = config.local_handover;
-        let local = (!window.is_zero() && config.yield_to_others.is_zero())
+        let window = config.settings.local_handover;
+        let local = (!window.is_zero() && config.settings.yield_to_others.is_zero())
             .then(|| Arc::new(LocalQueues::new(window)));
         Ok(Manager {
             config,
@@ -171,7 +172,7 @@ impl Manager {
     }
 
     pub(crate) fn key(&self, name: &str) -> Result<LockKey> {
-        Ok(self.backend.adapt_key(LockKey::new(&self.config.prefix, name)?)?)
+        Ok(self.backend.adapt_key(LockKey::new(&self.config.settings.prefix, name)?)?)
     }
 
     /// Returns the current holder according to the servers.
@@ -206,7 +207,7 @@ impl Manager {
         }
         let _time = self.time.enter();
         let failed = |error| self.backend.lock_error(error, Action::Inspect, None);
-        self.backend.list(&self.config.prefix, pattern).map_err(failed)
+        self.backend.list(&self.config.settings.prefix, pattern).map_err(failed)
     }
 
     pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
@@ -258,15 +259,16 @@ type OpenBackend = (Arc<dyn Backend>, Option<Arc<ConnectionPool>>);
 /// first needed.
 fn open_backend(config: &ValidatedConfig, observer: &Arc<Observer>) -> Result<OpenBackend> {
     let no_pool = || no_thread("connection pool")(ErrorKind::WouldBlock.into());
-    let ValidatedConfig { pool_size, operation_timeout, spin, quarantine, .. } = *config;
-    if let [endpoint] = &*config.endpoints {
+    let ValidatedConfig { endpoints, quarantine, settings } = config;
+    let Config { pool_size, operation_timeout, spin, yield_to_others, replicas, .. } = *settings;
+    if let [endpoint] = &**endpoints {
         let settings = RedisSettings {
             pool_size,
             operation_timeout,
             spin_max: spin,
-            yield_to_others: config.yield_to_others,
-            quarantine,
-            replicas: config.replicas,
+            yield_to_others,
+            quarantine: *quarantine,
+            replicas,
         };
         if !endpoint.cluster.is_empty() {
             let backend = ClusterBackend::new(endpoint.clone(), settings, observer.clone());
@@ -277,9 +279,8 @@ fn open_backend(config: &ValidatedConfig, observer: &Arc<Observer>) -> Result<Op
         let pool = backend.pool().clone();
         return Ok((Arc::new(backend), Some(pool)));
     }
-    let redlock =
-        Redlock::new(&config.endpoints, pool_size, operation_timeout, quarantine, observer)
-            .ok_or_else(no_pool)?;
+    let redlock = Redlock::new(endpoints, pool_size, operation_timeout, *quarantine, observer)
+        .ok_or_else(no_pool)?;
     redlock.validate_nodes()?;
     let pool = redlock.pool().clone();
     Ok((Arc::new(redlock), Some(pool)))

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     backend::{Backend as _, mysql::MySqlBackend},
-    config::{LockOptions, MySqlConfig},
+    config::{Config, LockOptions, MySqlConfig},
     core::{detached::Detached, holder::Holder, kind::LockKind},
     error::{LockError, Result},
     guard::LockGuard,
@@ -69,7 +69,8 @@ impl MySqlMgr {
         backend.check_server()?;
         let backend = Arc::new(backend);
         let server = backend.label().clone();
-        let observer = Observer::start(config.handlers.clone(), server, 1, config.metrics_by_lock)?;
+        let Config { handlers, metrics_by_lock, .. } = &config.settings;
+        let observer = Observer::start(handlers.clone(), server, 1, *metrics_by_lock)?;
         let handle =
             ManagerHandle::new(Manager::start_on(backend.clone(), None, observer, config)?);
         Ok(MySqlMgr { handle: Arc::new(handle), backend })

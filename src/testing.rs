@@ -150,9 +150,9 @@ impl MemoryServer {
         }
         let _entered = self.enter();
         let (config, label) = (config.validate()?, Arc::<str>::from(LABEL));
-        let observer =
-            Observer::start(config.handlers.clone(), label.clone(), 1, config.metrics_by_lock)?;
-        let backend = MemoryBackend::new(self.server.clone(), label, config.operation_timeout);
+        let Config { handlers, metrics_by_lock, operation_timeout, .. } = &config.settings;
+        let observer = Observer::start(handlers.clone(), label.clone(), 1, *metrics_by_lock)?;
+        let backend = MemoryBackend::new(self.server.clone(), label, *operation_timeout);
         Manager::start_on(Arc::new(backend), None, observer, config).map(ManagerHandle::new)
     }
 

@@ -74,7 +74,7 @@ impl Config {
     #[cfg(feature = "tls")]
     pub fn server_certificates(&self) -> Result<Vec<ServerCertificates>> {
         let config = self.validate()?;
-        let of_endpoint = |endpoint| certificates(endpoint, config.operation_timeout);
+        let of_endpoint = |endpoint| certificates(endpoint, config.settings.operation_timeout);
         Ok(config.endpoints.iter().flat_map(|endpoint| of_endpoint(endpoint)).collect())
     }
 }

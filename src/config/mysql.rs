@@ -179,7 +179,7 @@ impl MySqlConfig {
     /// the server cannot be reached.
     pub fn examine_server(&self) -> Result<MySqlServerInfo> {
         let (config, endpoint, table) = self.validated_parts()?;
-        mysql::examine(&endpoint, &table, config.operation_timeout).map_err(|error| {
+        mysql::examine(&endpoint, &table, config.settings.operation_timeout).map_err(|error| {
             BackendError::Node(error).into_lock_error(endpoint.label, Action::Connect, None)
         })
     }
@@ -194,17 +194,15 @@ impl MySqlConfig {
     #[cfg(feature = "tls")]
     pub fn server_certificates(&self) -> Result<Vec<ServerCertificates>> {
         let (config, endpoint, _) = self.validated_parts()?;
-        Ok(mysql::certificates(endpoint, config.operation_timeout).into_iter().collect())
+        Ok(mysql::certificates(endpoint, config.settings.operation_timeout).into_iter().collect())
     }
 
     pub(crate) fn validate(&self) -> Result<(ValidatedConfig, MySqlBackend)> {
         let (config, endpoint, table) = self.validated_parts()?;
-        let default_ttl = config.ttl;
+        let Config { ttl, ref prefix, pool_size, operation_timeout, .. } = config.settings;
         let allow_cluster = self.allow_cluster;
-        let settings = SessionSettings { endpoint, default_ttl, table, allow_cluster };
-        let (prefix, max_connections) = (config.prefix.clone(), config.pool_size);
-        let backend =
-            MySqlBackend::new(settings, prefix, max_connections, config.operation_timeout);
+        let session = SessionSettings { endpoint, default_ttl: ttl, table, allow_cluster };
+        let backend = MySqlBackend::new(session, prefix.clone(), pool_size, operation_timeout);
         Ok((config, backend))
     }
 

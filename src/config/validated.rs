@@ -4,10 +4,9 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use super::{Config, LockOptions};
 use crate::{
-    backend::redis::{Endpoint, Replicas},
+    backend::redis::Endpoint,
     core::cancel::CancelToken,
     error::{LockError, Result},
-    observe::event::HandleEvent,
     sys::display::HumanDuration,
 };
 
@@ -31,33 +30,23 @@ const NODES_MAX: usize = 15;
 #[derive(Debug)]
 pub(crate) struct ValidatedConfig {
     pub(crate) endpoints: Vec<Arc<Endpoint>>,
+    /// Zero for none.
     pub(crate) quarantine: Duration,
-    pub(crate) prefix: String,
-    pub(crate) pool_size: u32,
-    pub(crate) operation_timeout: Duration,
-    pub(crate) claim_window: Duration,
-    pub(crate) spin: Duration,
-    pub(crate) local_handover: Duration,
-    pub(crate) yield_to_others: Duration,
-    pub(crate) replicas: Replicas,
-    pub(crate) fail_fast: bool,
-    pub(crate) handlers: Vec<Arc<dyn HandleEvent>>,
-    pub(crate) metrics_by_lock: bool,
-    pub(crate) ttl: Duration,
-    max_hold: Option<Duration>,
+    /// Without URLs and secrets.
+    pub(crate) settings: Config,
 }
 
 impl ValidatedConfig {
     /// The validated options of one lock, with defaults filled in.
     pub(crate) fn resolve(&self, options: &LockOptions) -> Result<LockParams> {
         let terms = LockParams {
-            ttl: options.ttl.unwrap_or(self.ttl),
+            ttl: options.ttl.unwrap_or(self.settings.ttl),
             wait: options.wait_limit(),
             cancel: options.cancel.clone(),
             renew: options.renew,
             release_in_background: options.release_in_background,
             hold_at_least: options.hold_at_least,
-            max_hold: options.max_hold.or(self.max_hold),
+            max_hold: options.max_hold.or(self.settings.max_hold),
         };
         self.check_ttl(terms.ttl)?;
         let period = HumanDuration(terms.hold_at_least);
@@ -168,28 +157,13 @@ impl Config {
                 self.prefix.len()
             ));
         }
-        let quarantine =
-            self.quarantine.unwrap_or(if endpoints.len() > 2 { self.ttl } else { Duration::ZERO });
+        let default = if endpoints.len() > 2 { self.ttl } else { Duration::ZERO };
+        let quarantine = self.chosen_quarantine.unwrap_or(default);
         check("quarantine", quarantine, Duration::ZERO..=TTL_MAX)?;
-        let settings = ValidatedConfig {
-            endpoints,
-            quarantine,
-            prefix: self.prefix.clone(),
-            pool_size: self.pool_size,
-            operation_timeout: self.operation_timeout,
-            claim_window: self.claim_window,
-            spin: self.spin,
-            local_handover: self.local_handover,
-            ttl: self.ttl,
-            max_hold: self.max_hold,
-            yield_to_others: self.yield_to_others,
-            replicas: self.replicas,
-            fail_fast: self.fail_fast,
-            handlers: self.handlers.clone(),
-            metrics_by_lock: self.metrics_by_lock,
-        };
-        settings.resolve(&LockOptions::new())?;
-        Ok(settings)
+        let settings = Config { urls: Vec::new(), password: None, ..self.clone() };
+        let config = ValidatedConfig { endpoints, quarantine, settings };
+        config.resolve(&LockOptions::new())?;
+        Ok(config)
     }
 
     fn endpoint(&self, url: &str) -> Result<Arc<Endpoint>> {

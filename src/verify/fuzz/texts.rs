@@ -176,9 +176,11 @@ fn configurations() {
             assert!(hosts.any(|server| shows(&server.label)), "{shown}");
         }
         match checked {
-            Ok(settings) => {
-                assert!(!settings.endpoints.is_empty() && settings.prefix.len() < MAX_NAME_BYTES);
-                1 + settings.endpoints.len() as u64
+            Ok(config) => {
+                assert!(
+                    !config.endpoints.is_empty() && config.settings.prefix.len() < MAX_NAME_BYTES
+                );
+                1 + config.endpoints.len() as u64
             }
             Err(error) => {
                 printable(&error.to_string());
