@@ -104,8 +104,10 @@ impl RedisMgr {
 
     /// Acquires the lock. Waits without a time limit.
     ///
-    /// Waiters are served first in, first out, across threads, processes and machines. A waiting
-    /// thread uses no pooled connection and sends almost no requests.
+    /// Waiters are served first in, first out, across threads, processes and machines, except that
+    /// threads of one manager may pass the lock on among themselves for a moment
+    /// ([`Config::local_handover`](crate::Config::local_handover)). A waiting thread uses no pooled
+    /// connection and sends almost no requests.
     ///
     /// The lock is not reentrant: a thread that already holds it waits forever, and logs a warning.
     /// This is not an error, because another thread may release the guard. Only where the thread

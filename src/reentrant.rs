@@ -31,7 +31,7 @@ thread_local! {
 /// of its guards releases the lock.
 ///
 /// The guard cannot be sent to another thread, because only this thread may enter again. It
-/// dereferences to [`LockGuard`], with all of its methods.
+/// dereferences to [`LockGuard`], but cannot be detached.
 ///
 /// ```no_run
 /// # fn main() -> distlock::Result<()> {

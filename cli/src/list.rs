@@ -17,6 +17,10 @@ pub(crate) fn run(servers: &Servers, options: &Ls) -> Outcome {
     } else if locks.is_empty() {
         let message = match options.pattern.as_str() {
             "*" => "no locks are held".to_owned(),
+            url if url.contains("://") => format!(
+                "no held lock matches {}, which is a pattern; name a server with --url",
+                format::quote(url)
+            ),
             pattern => format!("no held lock matches {}", format::quote(pattern)),
         };
         output::print_message(&message);

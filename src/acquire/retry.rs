@@ -115,7 +115,7 @@ impl RetryState {
             && now < call_deadline.min(give_up_at)
         {
             if self.failures == REPORT_AT_FAILURE {
-                let gives_up_at = call_deadline.min(give_up_at);
+                let gives_up_at = limits.wait_deadline.min(give_up_at);
                 self.report = Some(OutageReport { error: error.to_string(), gives_up_at });
             }
             if !is_timeout {

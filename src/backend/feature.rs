@@ -26,7 +26,9 @@ impl Feature {
     pub(crate) fn refusal_of_mutexes_only(self) -> Option<&'static str> {
         match self {
             Feature::Kind(LockKind::Mutex) => None,
-            Feature::Kind(_) => Some("read-write locks and semaphores can be kept in Redis only"),
+            Feature::Kind(_) => {
+                Some("read-write locks and semaphores can be kept in Redis or Valkey only")
+            }
             Feature::OtherTtl => Some("the ttl of a held lock can change on one Redis server only"),
             Feature::Keeping(_) => {
                 Some("locks can be held at least for a time on one Redis server only")

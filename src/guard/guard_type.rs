@@ -18,6 +18,16 @@ macro_rules! guard_type {
                 self.0.release()
             }
 
+            /// Leaves what this guard holds to a successor. See
+            /// [`LockGuard::detach`](crate::LockGuard::detach).
+            ///
+            /// # Errors
+            ///
+            /// As for [`LockGuard::detach`](crate::LockGuard::detach).
+            pub fn detach(self) -> $crate::Result<$crate::Detached> {
+                self.0.detach()
+            }
+
             /// Releases in the background. See
             /// [`LockGuard::release_later`](crate::LockGuard::release_later).
             pub fn release_later(self) {

@@ -15,6 +15,9 @@ fn ls_without_locks_prints_message_or_empty_json() {
     run_to_end(distlock_at(&server, &["ls", "a*"]))
         .expect_code(0)
         .expect_error("no held lock matches \"a*\"");
+    run_to_end(distlock_at(&server, &["ls", "redis://other"])).expect_code(0).expect_error(
+        "no held lock matches \"redis://other\", which is a pattern; name a server with --url",
+    );
     let (value, ended) = run_for_json(distlock_at(&server, &["ls", "--json"]));
     assert_eq!(value, json!({ "version": 1, "locks": [] }));
     assert_eq!(ended.expect_code(0).err, "");

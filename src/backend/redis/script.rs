@@ -175,6 +175,8 @@ pub(crate) fn name_missing_permission(mut error: NodeError, script: Option<&Scri
     if let (NodeErrorKind::Refused { message, .. }, Some(script)) = (&mut error.kind, script)
         && let Some(permission) = script.missing_permission(message)
     {
+        // What follows is the hash of the script and a line in it.
+        message.truncate(message.find(" script: ").unwrap_or(message.len()));
         message.push_str(&format!("; the user needs {permission}"));
     }
     error

@@ -56,13 +56,13 @@ fn members_of_groups_pass_to_successors() {
         let (mgr, other) = (subject.manager(), subject.manager());
         let (rw, permits) = (mgr.rw_lock("rw").unwrap(), mgr.semaphore("s", 3).unwrap());
         let (reader, stays) = (rw.read().unwrap(), rw.read().unwrap());
-        let reader = other.adopt(&LockGuard::from(reader).detach().unwrap()).unwrap();
+        let reader = other.adopt(&reader.detach().unwrap()).unwrap();
         assert!(reader.kind() == LockKind::Read && rw.try_write().is_err());
         drop(stays);
         reader.renew().unwrap();
         assert!(rw.try_write().is_err());
         reader.release().unwrap().unwrap_released();
-        let writer = LockGuard::from(rw.try_write().unwrap()).detach().unwrap();
+        let writer = rw.try_write().unwrap().detach().unwrap();
         let writer = other.adopt(&writer).unwrap();
         assert!(rw.try_read().is_err());
         drop(writer);

@@ -153,6 +153,7 @@ fn each_missing_permission_is_named_in_the_error() {
                     "{missing}, {step}: {text}"
                 );
                 assert!(!text.contains('\\'), "{missing}, {step}: {text}");
+                assert!(!text.contains("@user_script"), "{missing}, {step}: {text}");
                 assert!(names(&text, missing), "{missing}, {step}: {text}");
             }
             (outcome, _) => panic!("{missing}: {outcome:?}"),

@@ -200,7 +200,7 @@ fn outage_during_the_wait_is_reported_with_its_limit() {
     let fixture = Fixture::new();
     fixture.server.kill();
     for (options, limit) in
-        [(&["--ttl", "2s"][..], "yet, and will try for another "), (&["-w", "1"], "another ")]
+        [(&["--ttl", "2s"][..], "yet, and will try for another "), (&["-w", "1"], "ms: ")]
     {
         let mut job = fixture.run(options, "true");
         assert_eq!(job.code(), 69, "{}", job.err());
