@@ -10,18 +10,18 @@ use std::{
 use crate::{
     backend::{Backend as _, mysql::MySqlBackend},
     config::{Config, LockOptions, MySqlConfig},
-    core::{detached::Detached, holder::Holder, kind::LockKind},
+    core::{detached::Detached, holder::Holder},
     error::{LockError, Result},
     guard::LockGuard,
     lock_info::{LockInfo, Released},
     manager::{Manager, ManagerHandle},
     multi_guard::MultiGuard,
     observe::{Observer, metrics::Metrics},
-    reentrant::{ReentrantGuard, acquire_unless_own},
+    redis_manager::RedisMgr,
+    reentrant::ReentrantGuard,
     rw_lock::RwLock,
     semaphore::Semaphore,
     sys::fork,
-    with_lock::run_and_release,
 };
 
 /// A lock manager whose locks are rows in a MySQL or MariaDB database. With the feature `mysql`.
@@ -47,7 +47,8 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct MySqlMgr {
-    handle: Arc<ManagerHandle>,
+    /// Has what all managers do, wherever their locks are kept.
+    methods: RedisMgr,
     backend: Arc<MySqlBackend>,
 }
 
@@ -71,16 +72,16 @@ impl MySqlMgr {
         let server = backend.label().clone();
         let Config { handlers, metrics_by_lock, .. } = &config.settings;
         let observer = Observer::start(handlers.clone(), server, 1, *metrics_by_lock)?;
-        let handle =
-            ManagerHandle::new(Manager::start_on(backend.clone(), None, observer, config)?);
-        Ok(MySqlMgr { handle: Arc::new(handle), backend })
+        let manager = Manager::start_on(backend.clone(), None, observer, config)?;
+        let methods = RedisMgr::from_handle(ManagerHandle::new(manager));
+        Ok(MySqlMgr { methods, backend })
     }
 
     /// Creates the table of the locks if it does not exist. Needs the privilege `CREATE`.
     /// [`MySqlConfig::table_statement`] and `distlock mysql-schema` have the statement for those
     /// who create tables themselves.
     pub fn create_table(&self) -> Result<()> {
-        self.handle.manager()?;
+        self.methods.handle.manager()?;
         self.backend.create_table()
     }
 
@@ -91,192 +92,135 @@ impl MySqlMgr {
     /// the server's clock, so they still rise as long as that clock is not set back by more than
     /// `age`.
     pub fn prune(&self, age: Duration) -> Result<u64> {
-        self.handle.manager()?;
+        self.methods.handle.manager()?;
         self.backend.prune(age)
     }
 
-    /// Acquires a lock, waiting as long as it takes. As [`RedisMgr::lock`](crate::RedisMgr::lock).
-    pub fn lock(&self, name: &str) -> Result<LockGuard> {
-        self.lock_with(name, &LockOptions::new())
-    }
-
-    /// Acquires a lock if it is free. As [`RedisMgr::try_lock`](crate::RedisMgr::try_lock).
-    pub fn try_lock(&self, name: &str) -> Result<LockGuard> {
-        self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
-    }
-
-    /// Acquires a lock, waiting for at most `wait`. As
-    /// [`RedisMgr::try_lock_for`](crate::RedisMgr::try_lock_for).
-    pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<LockGuard> {
-        self.lock_with(name, &LockOptions::new().wait(wait))
-    }
-
-    /// Acquires a lock with these options. As [`RedisMgr::lock_with`](crate::RedisMgr::lock_with).
-    pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {
-        acquire_unless_own(&self.handle, LockKind::Mutex, name, options)
-    }
-
-    /// Acquires the locks of several names. As [`RedisMgr::lock_all`](crate::RedisMgr::lock_all).
-    /// Each uses a connection, and the call waits for all of them before it acquires the first
-    /// lock, so that no two calls wait for each other's. If the call fails, it releases the locks
-    /// that it has acquired before it returns, which takes at most one operation timeout.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) if there are more names than
-    /// [connections](crate::MySqlConfig::max_connections). Otherwise the errors of
-    /// [`RedisMgr::lock_all`](crate::RedisMgr::lock_all).
-    pub fn lock_all(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<MultiGuard> {
-        self.lock_all_with(names, &LockOptions::new())
-    }
-
-    /// Acquires the locks of several names if all are free. As
-    /// [`RedisMgr::try_lock_all`](crate::RedisMgr::try_lock_all).
-    pub fn try_lock_all(
-        &self,
-        names: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<MultiGuard> {
-        self.try_lock_all_for(names, Duration::ZERO)
-    }
-
-    /// Acquires the locks of several names, waiting for at most `wait` in total. As
-    /// [`RedisMgr::try_lock_all_for`](crate::RedisMgr::try_lock_all_for).
-    pub fn try_lock_all_for(
-        &self,
-        names: impl IntoIterator<Item = impl AsRef<str>>,
-        wait: Duration,
-    ) -> Result<MultiGuard> {
-        self.lock_all_with(names, &LockOptions::new().wait(wait))
-    }
-
-    /// Acquires the locks of several names with these options. As
-    /// [`RedisMgr::lock_all_with`](crate::RedisMgr::lock_all_with).
-    pub fn lock_all_with(
-        &self,
-        names: impl IntoIterator<Item = impl AsRef<str>>,
-        options: &LockOptions,
-    ) -> Result<MultiGuard> {
-        MultiGuard::acquire(&self.handle, names, options)
-    }
-
-    /// Fails: read-write locks are not supported in a database.
-    pub fn rw_lock(&self, name: &str) -> Result<RwLock> {
-        RwLock::new(&self.handle, name)
-    }
-
-    /// Fails: semaphores are not supported in a database.
-    pub fn semaphore(&self, name: &str, limit: u32) -> Result<Semaphore> {
-        Semaphore::new(&self.handle, name, limit)
-    }
-
-    /// Fails: a lock in a database cannot outlive the connection of its holder.
-    pub fn adopt(&self, detached: &Detached) -> Result<LockGuard> {
-        let held = self.handle.manager()?.adopt(detached)?;
-        Ok(LockGuard::new(held, self.handle.clone()))
-    }
-
-    /// Runs `work` while holding a lock. As [`RedisMgr::with_lock`](crate::RedisMgr::with_lock).
+    /// Runs `work` while holding a lock. As [`RedisMgr::with_lock`].
     pub fn with_lock<T>(&self, name: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T> {
-        run_and_release(self.lock(name)?, work)
+        self.methods.with_lock(name, work)
     }
 
-    /// As [`RedisMgr::with_lock_with`](crate::RedisMgr::with_lock_with).
+    /// As [`RedisMgr::with_lock_with`].
     pub fn with_lock_with<T>(
         &self,
         name: &str,
         options: &LockOptions,
         work: impl FnOnce(&LockGuard) -> T,
     ) -> Result<T> {
-        run_and_release(self.lock_with(name, options)?, work)
+        self.methods.with_lock_with(name, options, work)
     }
+}
 
-    /// Acquires a lock that its thread can acquire again. As
-    /// [`RedisMgr::lock_reentrant`](crate::RedisMgr::lock_reentrant).
-    pub fn lock_reentrant(&self, name: &str) -> Result<ReentrantGuard> {
-        self.lock_reentrant_with(name, &LockOptions::new())
-    }
+/// Defines methods as those of `RedisMgr`.
+macro_rules! forward {
+    ($($(#[$doc:meta])* fn $method:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        impl MySqlMgr {
+            $($(#[$doc])* pub fn $method(&self, $($arg: $type),*) $(-> $result)? {
+                self.methods.$method($($arg),*)
+            })*
+        }
+    };
+}
 
-    /// As [`RedisMgr::lock_reentrant_with`](crate::RedisMgr::lock_reentrant_with).
-    pub fn lock_reentrant_with(&self, name: &str, options: &LockOptions) -> Result<ReentrantGuard> {
-        ReentrantGuard::enter(&self.handle, name, options)
-    }
+forward! {
+    /// Acquires a lock, waiting as long as it takes. As [`RedisMgr::lock`].
+    fn lock(name: &str) -> Result<LockGuard>;
 
-    /// Acquires a lock and returns only its id. As
-    /// [`RedisMgr::acquire_lock`](crate::RedisMgr::acquire_lock).
-    pub fn acquire_lock(
-        &self,
+    /// Acquires a lock if it is free. As [`RedisMgr::try_lock`].
+    fn try_lock(name: &str) -> Result<LockGuard>;
+
+    /// Acquires a lock, waiting for at most `wait`. As [`RedisMgr::try_lock_for`].
+    fn try_lock_for(name: &str, wait: Duration) -> Result<LockGuard>;
+
+    /// Acquires a lock with these options. As [`RedisMgr::lock_with`].
+    fn lock_with(name: &str, options: &LockOptions) -> Result<LockGuard>;
+
+    /// Acquires the locks of several names. As [`RedisMgr::lock_all`]. Each uses a connection, and
+    /// the call waits for all of them before it acquires the first lock, so that no two calls wait
+    /// for each other's. If the call fails, it releases the locks that it has acquired before it
+    /// returns, which takes at most one operation timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) if there are more names than
+    /// [connections](crate::MySqlConfig::max_connections). Otherwise the errors of
+    /// [`RedisMgr::lock_all`].
+    fn lock_all(names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<MultiGuard>;
+
+    /// Acquires the locks of several names if all are free. As [`RedisMgr::try_lock_all`].
+    fn try_lock_all(names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<MultiGuard>;
+
+    /// Acquires the locks of several names, waiting for at most `wait` in total. As
+    /// [`RedisMgr::try_lock_all_for`].
+    fn try_lock_all_for(
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+        wait: Duration
+    ) -> Result<MultiGuard>;
+
+    /// Acquires the locks of several names with these options. As [`RedisMgr::lock_all_with`].
+    fn lock_all_with(
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+        options: &LockOptions
+    ) -> Result<MultiGuard>;
+
+    /// Fails: read-write locks are not supported in a database.
+    fn rw_lock(name: &str) -> Result<RwLock>;
+
+    /// Fails: semaphores are not supported in a database.
+    fn semaphore(name: &str, limit: u32) -> Result<Semaphore>;
+
+    /// Fails: a lock in a database cannot outlive the connection of its holder.
+    fn adopt(detached: &Detached) -> Result<LockGuard>;
+
+    /// Acquires a lock that its thread can acquire again. As [`RedisMgr::lock_reentrant`].
+    fn lock_reentrant(name: &str) -> Result<ReentrantGuard>;
+
+    /// As [`RedisMgr::lock_reentrant_with`].
+    fn lock_reentrant_with(name: &str, options: &LockOptions) -> Result<ReentrantGuard>;
+
+    /// Acquires a lock and returns only its id. As [`RedisMgr::acquire_lock`].
+    fn acquire_lock(
         name: &str,
         lock_timeout: Duration,
-        acquire_timeout: Duration,
-    ) -> Result<Option<String>> {
-        self.handle.manager()?.acquire_by_id(name, lock_timeout, acquire_timeout)
-    }
+        acquire_timeout: Duration
+    ) -> Result<Option<String>>;
 
-    /// Releases a lock by its id. As [`RedisMgr::release_lock`](crate::RedisMgr::release_lock).
-    pub fn release_lock(&self, name: &str, id: &str) -> Result<bool> {
-        let manager = self.handle.manager()?;
-        Ok(manager.release_by_id(&manager.key(name)?, id)? == Released::Released)
-    }
+    /// Releases a lock by its id. As [`RedisMgr::release_lock`].
+    fn release_lock(name: &str, id: &str) -> Result<bool>;
 
-    /// Returns the holder of a lock. As [`RedisMgr::holder`](crate::RedisMgr::holder); the time
-    /// left is not known.
-    pub fn holder(&self, name: &str) -> Result<Option<Holder>> {
-        let manager = self.handle.manager()?;
-        manager.inspect(&manager.key(name)?)
-    }
+    /// Returns the holder of a lock. As [`RedisMgr::holder`]; the time left is not known.
+    fn holder(name: &str) -> Result<Option<Holder>>;
 
-    /// Returns whether a lock is held. As [`RedisMgr::is_locked`](crate::RedisMgr::is_locked).
-    pub fn is_locked(&self, name: &str) -> Result<bool> {
-        Ok(self.holder(name)?.is_some())
-    }
+    /// Returns whether a lock is held. As [`RedisMgr::is_locked`].
+    fn is_locked(name: &str) -> Result<bool>;
 
-    /// Lists held locks. As [`RedisMgr::locks`](crate::RedisMgr::locks). Waiters of other users of
-    /// the database are listed only with the privilege `PROCESS`.
-    pub fn locks(&self, pattern: &str) -> Result<Vec<LockInfo>> {
-        self.handle.manager()?.locks(pattern)
-    }
+    /// Lists held locks. As [`RedisMgr::locks`]. Waiters of other users of the database are listed
+    /// only with the privilege `PROCESS`.
+    fn locks(pattern: &str) -> Result<Vec<LockInfo>>;
 
-    /// Describes a held lock. As [`RedisMgr::lock_info`](crate::RedisMgr::lock_info).
-    pub fn lock_info(&self, name: &str) -> Result<Option<LockInfo>> {
-        let manager = self.handle.manager()?;
-        manager.lock_info(&manager.key(name)?)
-    }
+    /// Describes a held lock. As [`RedisMgr::lock_info`].
+    fn lock_info(name: &str) -> Result<Option<LockInfo>>;
 
     /// Takes a lock from its holder, by ending the holder's connection. As
-    /// [`RedisMgr::force_release`](crate::RedisMgr::force_release). Needs a privilege (`SUPER`,
-    /// `CONNECTION ADMIN`) if the holder is another user of the database.
-    pub fn force_release(&self, name: &str) -> Result<bool> {
-        let manager = self.handle.manager()?;
-        manager.force_release(&manager.key(name)?)
-    }
+    /// [`RedisMgr::force_release`]. Needs a privilege (`SUPER`, `CONNECTION ADMIN`) if the holder
+    /// is another user of the database.
+    fn force_release(name: &str) -> Result<bool>;
 
-    /// Takes a lock from the holder with this id. As
-    /// [`RedisMgr::force_release_if`](crate::RedisMgr::force_release_if).
-    pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
-        let manager = self.handle.manager()?;
-        manager.force_release_if(&manager.key(name)?, id)
-    }
+    /// Takes a lock from the holder with this id. As [`RedisMgr::force_release_if`].
+    fn force_release_if(name: &str, id: &str) -> Result<Released>;
 
     /// Measures the time of one exchange with the server.
-    pub fn ping(&self) -> Result<Duration> {
-        self.handle.manager()?.ping()
-    }
+    fn ping() -> Result<Duration>;
 
-    /// Releases all locks, wakes all waiters, and stops the threads. As
-    /// [`RedisMgr::shutdown`](crate::RedisMgr::shutdown).
-    pub fn shutdown(&self) {
-        self.handle.shutdown();
-    }
+    /// Releases all locks, wakes all waiters, and stops the threads. As [`RedisMgr::shutdown`].
+    fn shutdown();
 
     /// Returns the counters and timings of this manager.
-    pub fn metrics(&self) -> Metrics {
-        self.handle.metrics()
-    }
+    fn metrics() -> Metrics;
 
     /// Returns the server as named in messages.
-    pub fn server(&self) -> &str {
-        self.handle.server()
-    }
+    fn server() -> &str;
 }
 
 // As for `RedisMgr`.

@@ -41,7 +41,7 @@ use crate::{
 /// fails with [`LockError::Forked`].
 #[derive(Clone)]
 pub struct RedisMgr {
-    handle: Arc<ManagerHandle>,
+    pub(crate) handle: Arc<ManagerHandle>,
 }
 
 static GLOBAL: FallibleOnce<RedisMgr> = FallibleOnce::new();

@@ -9,12 +9,13 @@ use super::source::{code, files, library, text};
 
 /// The modules of `src`, highest layer first. A module uses only modules of lower layers. A path
 /// with a folder stands for that part of the folder.
-const LAYERS: [&[&str]; 20] = [
+const LAYERS: [&[&str]; 21] = [
     &["verify"],
     &["lib"],
     &["testing"],
     &["lock_manager"],
-    &["redis_manager", "mysql_manager"],
+    &["mysql_manager"],
+    &["redis_manager"],
     &["user_connection", "fallible_once", "with_lock", "rw_lock", "semaphore", "multi_guard"],
     &["reentrant"],
     &["guard"],
