@@ -39,7 +39,7 @@ mod voters;
 mod yielding;
 
 #[cfg(feature = "testing")]
-pub(crate) use self::acquisition::PLACE;
+pub(crate) use self::{acquisition::PLACE, fields::parse_grant};
 #[cfg(feature = "tls")]
 pub(crate) use self::examine_certificates::certificates;
 pub(crate) use self::{
@@ -50,7 +50,7 @@ pub(crate) use self::{
     connection::Connection,
     declare_new::declare_new,
     exchange::{ExchangeLimits, connect, exchange, exchange_all, exchange_within},
-    fields::{PubSubMessage, parse_grant, write_command},
+    fields::{PubSubMessage, write_command},
     framed_socket::LateReader,
     grant_stream::RedisGrantStream,
     pool::{ConnectionPool, PooledConnections},
