@@ -174,6 +174,8 @@ impl Router {
                     Duration::ZERO
                 }
                 Redirect::Moved { .. } | Redirect::Ask(_) | Redirect::Wait => {
+                    // The nodes that were asked may all be wrong.
+                    self.state.lock().is_stale |= redirect != Redirect::Wait;
                     let longer = (move_pause * 2).min(MOVE_PAUSE_MAX);
                     mem::replace(&mut move_pause, longer)
                 }

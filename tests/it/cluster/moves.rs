@@ -87,6 +87,27 @@ fn nodes_that_redirect_to_each_other_are_asked_seldom() {
     next.release().unwrap().unwrap_released();
 }
 
+/// Each of two nodes replies that the other one serves the slot.
+///
+/// Fault: N240
+#[test]
+fn nodes_that_redirect_to_each_other_are_asked_for_the_map() {
+    let cluster = Cluster::start(2);
+    let mgr = manager(&cluster);
+    let slot = slot(&cluster, "x");
+    let (from, to) = cluster.begin_move(slot);
+    from.cli(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to.node_id()]);
+    mgr.ping().unwrap();
+    let command = if Cluster::has_sharded_channels() { "cluster|slots" } else { "cluster" };
+    let asked = || from.calls(command) + to.calls(command);
+    let before = asked();
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    eventually("the nodes are asked for the map", TEST_TIMEOUT, || asked() > before);
+    cluster.end_move(slot, from, to);
+    let guard = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
+    guard.release().unwrap().unwrap_released();
+}
+
 fn redirected_subscriptions(node: &RedisServer) -> u64 {
     let stats: String = node.query(&["INFO", "commandstats"]);
     let line = stats.lines().find(|line| line.starts_with("cmdstat_ssubscribe:"));
