@@ -32,10 +32,7 @@ use crate::{
         backoff::{RETRY_PAUSE_MAX, retry_backoff},
         cluster_slot::slot_of,
     },
-    sys::{
-        clock::{self, Moment},
-        threads,
-    },
+    sys::clock::{self, Moment},
 };
 
 /// Where the stream leads to. Differs from the place of queues, because one slot without a
@@ -69,8 +66,6 @@ pub(super) struct ClusterGrantStream {
     is_sharded: bool,
     /// Time of the next step that needs no input.
     plan_at: Moment,
-    is_refreshing: Arc<AtomicBool>,
-    refresh_at: Moment,
     /// A refusal has been logged.
     refusal_logged: bool,
 }
@@ -98,8 +93,6 @@ impl ClusterGrantStream {
             generation: 0,
             is_sharded: router.is_sharded(),
             plan_at: Moment::from_nanos(0),
-            is_refreshing: Arc::default(),
-            refresh_at: Moment::from_nanos(0),
             refusal_logged: false,
         })
     }
@@ -136,7 +129,7 @@ impl ClusterGrantStream {
     }
 
     fn plan_slot(&mut self, slot: u16, retry_at: Option<Moment>, now: Moment) {
-        let Some(owner) = self.router.known_owner(slot) else {
+        let Ok(owner) = self.router.known_owner(slot) else {
             self.refresh(now);
             return;
         };
@@ -240,23 +233,9 @@ impl ClusterGrantStream {
         self.refresh(now);
     }
 
-    /// Asks for the map, on another thread.
     fn refresh(&mut self, now: Moment) {
-        if now < self.refresh_at || self.is_refreshing.swap(true, Ordering::AcqRel) {
-            self.plan_by(self.refresh_at.max(now.saturating_add(UNAVAILABLE_PAUSE)));
-            return;
-        }
-        self.refresh_at = now.saturating_add(REFRESH_PAUSE);
-        self.plan_by(self.refresh_at);
-        let (router, is_refreshing) = (self.router.clone(), self.is_refreshing.clone());
-        let refresh = move || {
-            // If it fails, the next plan asks again.
-            let _ = router.refresh(clock::now().saturating_add(router.operation_timeout));
-            is_refreshing.store(false, Ordering::Release);
-        };
-        if threads::spawn("distlock-cluster", refresh).is_err() {
-            self.is_refreshing.store(false, Ordering::Release);
-        }
+        self.router.begin_refresh();
+        self.plan_by(now.saturating_add(REFRESH_PAUSE));
     }
 
     fn plan_by(&mut self, at: Moment) {

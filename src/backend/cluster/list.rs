@@ -92,10 +92,10 @@ impl ClusterBackend {
     ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
         let mut found = Vec::with_capacity(keys.len());
         let owner = |key: &LockKey| {
-            key.slot().and_then(|slot| self.router.known_owner(slot)).map(|part| part.number)
+            key.slot().and_then(|slot| self.router.known_owner(slot).ok()).map(|part| part.number)
         };
         for same in keys.chunk_by(|a, b| owner(a) == owner(b)) {
-            let part = same[0].slot().and_then(|slot| self.router.known_owner(slot));
+            let part = same[0].slot().and_then(|slot| self.router.known_owner(slot).ok());
             let requests: Vec<_> =
                 same.iter().map(|key| DescribeLocks::in_list(std::slice::from_ref(key))).collect();
             let mut results = Vec::new();

@@ -1,6 +1,6 @@
-//! Asking one node of a cluster for the map.
+//! Asking the nodes of a cluster for the map.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use redis::Value;
 
@@ -11,11 +11,34 @@ use crate::{
         error::{NodeError, NodeErrorKind},
         redis::{RedisNode, Request, ScriptRef, exchange, script::Script, write_command},
     },
-    sys::clock::Moment,
+    sys::clock::{self, Moment},
 };
 
+/// Asks these nodes for the map, from the last to the first, until one knows it. Also returns
+/// whether the nodes have sharded channels.
+pub(super) fn ask_for_map(
+    mut nodes: Vec<(ServerName, Arc<RedisNode>)>,
+    deadline: Moment,
+) -> Result<(SlotMap, bool), NodeError> {
+    let mut failure = NodeError::not_sent(io::ErrorKind::TimedOut.into());
+    while let Some((name, node)) = nodes.pop() {
+        let now = clock::now();
+        let left = deadline.duration_since(now);
+        if left.is_zero() {
+            break;
+        }
+        // Otherwise the first one, if it hangs, could use up all the time.
+        let share = left / u32::try_from(nodes.len() + 1).unwrap_or(u32::MAX);
+        match map_of(&name, &node, now.saturating_add(share)) {
+            Ok(found) => return Ok(found),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
 /// Asks a node for its map, and whether it has sharded channels.
-pub(super) fn map_of(
+fn map_of(
     name: &ServerName,
     node: &RedisNode,
     deadline: Moment,

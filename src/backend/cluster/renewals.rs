@@ -82,7 +82,7 @@ impl ClusterRenewals {
         match redirect {
             Redirect::Ask(name) => Some((self.router.part(name).ok()?, true)),
             Redirect::Moved { .. } | Redirect::Wait => {
-                Some((self.router.known_owner(lease.claim.key.slot()?)?, false))
+                Some((self.router.known_owner(lease.claim.key.slot()?).ok()?, false))
             }
             Redirect::Unavailable | Redirect::None => None,
         }
@@ -129,7 +129,7 @@ impl LeaseRenewals for ClusterRenewals {
         let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
         let mut exchanges = Vec::new();
         for (at, lease) in leases.iter().enumerate() {
-            let owner = lease.claim.key.slot().map(|slot| self.router.owner(slot, deadline));
+            let owner = lease.claim.key.slot().map(|slot| self.router.known_owner(slot));
             match owner {
                 Some(Ok(part)) => add_to(&mut exchanges, part, false, 0, at),
                 Some(Err(failure)) => {
@@ -151,6 +151,8 @@ impl LeaseRenewals for ClusterRenewals {
             self.renew_at(exchange, leases, &mut limits, &mut exchanges, &mut report);
         }
         self.connections.retain(|number, _| self.router.has_part(*number));
+        // On another thread, because leases of other nodes may fall due meanwhile.
+        self.router.begin_refresh();
         report
     }
 

@@ -13,7 +13,7 @@ use std::{
 use super::{
     cluster_node::Part,
     map::{NODES_MAX, SlotMap},
-    map_request::map_of,
+    map_request::ask_for_map,
     redirect_reply::{Redirect, SEE_DOCTOR, passing},
 };
 use crate::{
@@ -30,6 +30,7 @@ use crate::{
     sys::{
         clock::{self, Moment},
         sync::{Condvar, Mutex},
+        threads,
     },
 };
 
@@ -265,6 +266,11 @@ impl Router {
     /// Returns the node of a slot. Asks for the map if it is not known, or may have changed.
     pub(super) fn owner(&self, slot: u16, deadline: Moment) -> Result<Arc<Part>, NodeError> {
         self.refresh_if_stale(deadline)?;
+        self.known_owner(slot)
+    }
+
+    /// Returns the node of a slot, as far as it is known.
+    pub(super) fn known_owner(&self, slot: u16) -> Result<Arc<Part>, NodeError> {
         let owner = self.state.lock().map.owner(slot).cloned();
         match owner {
             Some(name) => self.part(&name),
@@ -274,12 +280,6 @@ impl Router {
                 Err(NodeError::not_sent(io::Error::other(text)))
             }
         }
-    }
-
-    /// Returns the node of a slot, as far as it is known.
-    pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Part>> {
-        let owner = self.state.lock().map.owner(slot).cloned()?;
-        self.part(&owner).ok()
     }
 
     /// Whether a node still serves slots, as far as it is known.
@@ -337,8 +337,7 @@ impl Router {
         let now = clock::now();
         {
             let state = self.state.lock();
-            let is_early = state.asked_at.is_some_and(|at| now.duration_since(at) < REFRESH_PAUSE);
-            if state.is_known && (!state.is_stale || is_early) {
+            if !state.is_stale || (state.is_known && state.is_early(now)) {
                 return Ok(());
             }
         }
@@ -347,9 +346,27 @@ impl Router {
         if self.state.lock().is_known { Ok(()) } else { refreshed }
     }
 
+    /// Asks for the map on another thread, if it is not known, or may have changed.
+    pub(super) fn begin_refresh(self: &Arc<Router>) {
+        let now = clock::now();
+        {
+            let mut state = self.state.lock();
+            if !state.is_stale || state.is_early(now) || state.is_refreshing {
+                return;
+            }
+            state.is_refreshing = true;
+        }
+        let (router, deadline) = (self.clone(), now.saturating_add(self.operation_timeout));
+        let refresh = move || drop(router.refresh_alone(deadline));
+        if threads::spawn("distlock-cluster", refresh).is_err() {
+            self.state.lock().is_refreshing = false;
+            clock::wake_all(&self.refreshed);
+        }
+    }
+
     /// Asks the nodes for the map, one after the other, until one knows it. If another thread is
     /// asking already, waits for its result.
-    pub(super) fn refresh(&self, deadline: Moment) -> Result<(), NodeError> {
+    fn refresh(&self, deadline: Moment) -> Result<(), NodeError> {
         let mut state = self.state.lock();
         if state.is_refreshing {
             while state.is_refreshing {
@@ -361,8 +378,12 @@ impl Router {
             return state.last_refresh.clone();
         }
         state.is_refreshing = true;
-        let mut parts = state.parts.clone();
         drop(state);
+        self.refresh_alone(deadline)
+    }
+
+    fn refresh_alone(&self, deadline: Moment) -> Result<(), NodeError> {
+        let mut parts = self.state.lock().parts.clone();
         // The node that failed last comes last.
         parts.sort_by_key(|part| Reverse(part.failed_at()));
         let mut nodes: Vec<_> = self
@@ -374,8 +395,7 @@ impl Router {
             .collect();
         nodes.reverse();
         nodes.extend(parts.iter().map(|part| (part.name.clone(), part.node.clone())));
-        // Asked from the end.
-        let found = self.ask_for_map(nodes, deadline);
+        let found = ask_for_map(nodes, deadline);
         let mut state = self.state.lock();
         state.is_refreshing = false;
         state.asked_at = Some(clock::now());
@@ -393,28 +413,6 @@ impl Router {
         result
     }
 
-    fn ask_for_map(
-        &self,
-        mut nodes: Vec<(ServerName, Arc<RedisNode>)>,
-        deadline: Moment,
-    ) -> Result<(SlotMap, bool), NodeError> {
-        let mut failure = NodeError::not_sent(io::ErrorKind::TimedOut.into());
-        while let Some((name, node)) = nodes.pop() {
-            let now = clock::now();
-            let left = deadline.duration_since(now);
-            if left.is_zero() {
-                break;
-            }
-            // Otherwise the first one, if it hangs, could use up all the time.
-            let share = left / u32::try_from(nodes.len() + 1).unwrap_or(u32::MAX);
-            match map_of(&name, &node, now.saturating_add(share)) {
-                Ok(found) => return Ok(found),
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
-    }
-
     /// Closes the connections that are not in use.
     pub(super) fn close(&self) {
         let parts = {
@@ -423,6 +421,12 @@ impl Router {
             state.parts.clone()
         };
         parts.iter().for_each(|part| part.pool.close());
+    }
+}
+
+impl State {
+    fn is_early(&self, now: Moment) -> bool {
+        self.asked_at.is_some_and(|at| now.duration_since(at) < REFRESH_PAUSE)
     }
 }
 

@@ -144,6 +144,36 @@ fn redirect_to_a_node_that_hangs_delays_no_renewal() {
     });
 }
 
+/// The map may have changed, and another node is asked for it first.
+///
+/// Fault: N241
+#[test]
+fn map_that_a_node_does_not_report_delays_no_renewal() {
+    let cluster = Cluster::start_with(5, false, &partial_coverage);
+    let mgr = RedisMgr::new(config(&cluster).operation_timeout(60 * SECOND)).unwrap();
+    let lost = mgr.lock_with("x", &with_ttl(120 * SECOND)).unwrap();
+    let killed = cluster.owner(slot(&cluster, "x"));
+    let mut elsewhere = NAMES.iter().filter_map(|name| {
+        let owner = cluster.owner(slot(&cluster, name));
+        (owner.port() != killed.port()).then_some((name, owner))
+    });
+    let (name, owner) = elsewhere.next().expect("the locks are on several nodes");
+    let (last, hanging) = elsewhere.find(|(_, other)| other.port() != owner.port()).unwrap();
+    let short = mgr.lock_with(name, &with_ttl(4 * SECOND)).unwrap();
+    drop(mgr.lock(last).unwrap());
+    hanging.stop();
+    killed.kill();
+    lost.renew().unwrap_err();
+    let renewed = mgr.metrics().renewals();
+    eventually("the other lock is renewed", TEST_TIMEOUT, || {
+        !short.is_held() || mgr.metrics().renewals() >= renewed + 3
+    });
+    assert!(short.is_held(), "{name} was lost");
+    hanging.cont();
+    // Otherwise the release waits for it.
+    killed.restart();
+}
+
 /// One thread asks for the map of the slots, and the others wait for its result.
 ///
 /// Fault: N194
