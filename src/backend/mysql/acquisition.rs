@@ -36,6 +36,9 @@ const UNDECIDED_MAX: u32 = 5;
 /// Time after which a waiter looks for the holder. Most waits for a busy lock are shorter, and a
 /// look for each would delay every hand-over.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
+/// Divisor of the claim window: the part of it that a look may take. Meanwhile the lock may be
+/// granted, and is lost if the window ends before we read that.
+const LOOK_DIVISOR: u32 = 8;
 /// Divisor of the claim window: the part of it that a wait may use up. After a longer wait, the
 /// lease is renewed before it is returned.
 const LONG_WAIT_DIVISOR: u32 = 4;
@@ -153,7 +156,9 @@ impl<'a> MySqlAcquisition<'a> {
             Ok(reply) => self.end_wait(waiting, reply),
             Err(error) if error.is_timeout() => {
                 // Another connection, because this one waits. The wait goes on without the holder.
-                let holder = self.database.holder(&claim.key, self.deadline()).ok().flatten();
+                let limit = self.request.claim_window / LOOK_DIVISOR;
+                let until = self.deadline().min(clock::now().saturating_add(limit));
+                let holder = self.database.holder(&claim.key, until).ok().flatten();
                 self.waiting = Some(waiting);
                 let next = NextStep::AskAgainAt(clock::now());
                 Ok(Answer::Contended(Contention { holder, next }))

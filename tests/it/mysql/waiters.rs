@@ -74,6 +74,25 @@ fn cancelled_wait_leaves_no_statement() {
     });
 }
 
+/// It looks for the holder over another connection, which does not reply.
+///
+/// Fault: N242
+#[test]
+fn look_for_the_holder_costs_no_waiter_its_turn() {
+    on_each_server(|server| {
+        let holder = manager(server);
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        let guard = holder.lock("x").unwrap();
+        let look = proxy.on_request(contains("READ UNCOMMITTED"), Fault::HoldRequest);
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+        look.wait_fired();
+        guard.release().unwrap().unwrap_released();
+        let next = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
+        next.release().unwrap().unwrap_released();
+    });
+}
+
 /// The statement of the broken connection would get the lock before the new one.
 ///
 /// Fault: N158
