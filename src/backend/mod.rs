@@ -373,6 +373,19 @@ pub(crate) enum CleanupLimits<'a> {
     HalfUntil(Moment),
 }
 
+impl CleanupLimits<'_> {
+    /// Deadline of an exchange that begins now; `None` if none may begin.
+    pub(crate) fn deadline(&self, operation_timeout: Duration) -> Option<Moment> {
+        let now = clock::now();
+        match self {
+            CleanupLimits::Unless(must_end) => {
+                (!must_end()).then(|| now.saturating_add(operation_timeout))
+            }
+            CleanupLimits::HalfUntil(end) => Some(now.saturating_add(end.duration_since(now) / 2)),
+        }
+    }
+}
+
 /// What is known about a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Inspection<T> {

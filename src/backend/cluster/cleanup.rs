@@ -6,7 +6,6 @@ use super::router::Router;
 use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError, redis::RedisCleaner},
     core::claim::{Claim, Residue},
-    sys::clock,
 };
 
 pub(super) struct ClusterCleaner {
@@ -30,10 +29,10 @@ impl ResidueCleaner for ClusterCleaner {
     ) -> Option<BackendError> {
         let router = self.router.clone();
         let mut first_failure = None;
-        let deadline = clock::now().saturating_add(router.operation_timeout);
         let mut numbers = BTreeMap::new();
         for (claim, _) in &*residues {
             let Some(slot) = claim.key.slot() else { continue };
+            let Some(deadline) = limits.deadline(router.operation_timeout) else { break };
             match router.owner(slot, deadline) {
                 Ok(part) => drop(numbers.insert(slot, part)),
                 Err(failure) => drop(first_failure.get_or_insert(BackendError::Node(failure))),
@@ -63,5 +62,27 @@ impl ResidueCleaner for ClusterCleaner {
 
     fn close(&mut self) {
         self.cleaners.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        core::{id::generate_lock_id, key::LockKey, kind::LockKind, quorum::NodeSet},
+        sys::clock,
+    };
+    use std::time::Duration;
+
+    #[test]
+    fn clean_up_that_must_end_looks_up_no_node() {
+        let key = LockKey::new("lock:", "x").unwrap().in_cluster().unwrap();
+        let (id, ttl) = (generate_lock_id(), Duration::from_secs(1));
+        let claim = Claim { key, id, ttl, kind: LockKind::Mutex, token: 0 };
+        let mut residue = Residue::new(NodeSet::single(0), "", clock::now());
+        let mut cleaner = ClusterCleaner::new(Router::unreachable().0);
+        let mut clean_up = |limits| cleaner.clean_up(&mut [(&claim, &mut residue)], limits);
+        assert!(clean_up(CleanupLimits::Unless(&|| false)).is_some());
+        assert!(clean_up(CleanupLimits::Unless(&|| true)).is_none());
     }
 }

@@ -424,6 +424,17 @@ impl Router {
     }
 }
 
+#[cfg(test)]
+impl Router {
+    pub(super) fn unreachable() -> (Arc<Router>, ServerName) {
+        let endpoint = Arc::new(Endpoint::parse("redis+cluster://127.0.0.1:1").unwrap());
+        let observer = Observer::start(Vec::new(), endpoint.label.clone(), 1, false).unwrap();
+        let name = endpoint.cluster[0].clone();
+        let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
+        (Arc::new(Router::new(endpoint, settings, observer)), name)
+    }
+}
+
 impl State {
     fn is_early(&self, now: Moment) -> bool {
         self.asked_at.is_some_and(|at| now.duration_since(at) < REFRESH_PAUSE)

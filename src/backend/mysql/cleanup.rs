@@ -75,12 +75,7 @@ impl ResidueCleaner for WaitCleaner {
     ) -> Option<BackendError> {
         let mut failure = None;
         for (claim, residue) in residues {
-            let now = clock::now();
-            let deadline = match limits {
-                CleanupLimits::Unless(is_shutting_down) if is_shutting_down() => break,
-                CleanupLimits::Unless(_) => now.saturating_add(self.0.operation_timeout),
-                CleanupLimits::HalfUntil(end) => now.saturating_add(end.duration_since(now) / 2),
-            };
+            let Some(deadline) = limits.deadline(self.0.operation_timeout) else { break };
             match end_waiting_of(&self.0, claim, deadline) {
                 Ok(()) => residue.nodes = NodeSet::EMPTY,
                 Err(error) => failure = Some(BackendError::Node(error)),
