@@ -242,22 +242,21 @@ impl ClusterGrantStream {
         self.plan_at = self.plan_at.min(at);
     }
 
-    fn take_connected(&mut self) {
-        for Connected { node, connection, outcome } in self.connects.take_connected() {
-            let number = node as u64;
-            let now = clock::now();
-            let timeout = self.router.operation_timeout;
-            match (self.links.get_mut(&number), outcome) {
-                (Some(link), Ok(())) => {
-                    let node = link.part.node.clone();
-                    let subscriber = Box::new(Subscriber::over(node, connection, timeout));
-                    link.state = LinkState::Up { subscriber, asked: VecDeque::new() };
-                }
-                (Some(_), Err(_)) => self.on_link_failure(number, now),
-                (None, _) => {}
+    fn on_connected(&mut self, Connected { node, connection, outcome }: Connected) {
+        let (number, now) = (node as u64, clock::now());
+        let timeout = self.router.operation_timeout;
+        // Otherwise this is an earlier attempt for a link that was dropped since.
+        let connecting = |link: &&mut Link| matches!(link.state, LinkState::Connecting);
+        match (self.links.get_mut(&number).filter(connecting), outcome) {
+            (Some(link), Ok(())) => {
+                let node = link.part.node.clone();
+                let subscriber = Box::new(Subscriber::over(node, connection, timeout));
+                link.state = LinkState::Up { subscriber, asked: VecDeque::new() };
             }
-            self.plan_by(now);
+            (Some(_), Err(_)) => self.on_link_failure(number, now),
+            (None, _) => {}
         }
+        self.plan_by(now);
     }
 
     /// Waits for input, and reads it.
@@ -411,7 +410,8 @@ impl GrantStream for ClusterGrantStream {
             if let Some(event) = self.events.pop_front() {
                 return Ok(Some(event));
             }
-            self.take_connected();
+            let connected = self.connects.take_connected();
+            connected.into_iter().for_each(|one| self.on_connected(one));
             self.plan(clock::now());
             self.read(until);
             let is_over = self.is_woken.swap(false, Ordering::AcqRel) || clock::now() >= until;
@@ -427,3 +427,6 @@ impl std::fmt::Debug for ClusterGrantStream {
         f.debug_struct("ClusterGrantStream").field("slots", &self.slots).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
