@@ -32,7 +32,7 @@ pub(crate) fn server_with_scripts() -> RedisServer {
     let server = RedisServer::start();
     manager(&server).try_lock("warm").unwrap().release().unwrap().unwrap_released();
     server.cli(&["DEL", FENCE]);
-    server.cli(&["SCRIPT", "LOAD", include_str!("../../src/backend/redis/lua/mutex/renew.lua")]);
+    server.cli(&["SCRIPT", "LOAD", include_str!("../../src/backend/redis/lua/renew.lua")]);
     server
 }
 

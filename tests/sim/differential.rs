@@ -124,16 +124,25 @@ impl Pair {
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
         const WEIGHTED: [usize; 23] =
-            [0, 0, 1, 1, 2, 3, 4, 4, 4, 4, 4, 5, 5, 5, 6, 7, 8, 9, 9, 10, 10, 11, 11];
+            [0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 4, 4, 5, 5, 5, 6, 7, 8, 8, 9, 9, 10, 10];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
+        let (mut renewed, mut renewals) = (Vec::new(), Vec::new());
+        for at in [0, 3] {
+            let count = self.pick(&["0", "0", "1", "2"]);
+            let token_ttl = self.pick(&["0", "3630000"]);
+            renewed.push(KEYS[at]);
+            renewed.extend((count != "0").then_some(KEYS[7 + at / 3]));
+            renewed.extend((token_ttl != "0").then_some(KEYS[at + 2]));
+            let id = self.pick(&["one", "two", "three four", "five"]);
+            let ttl = self.pick(&["20000", "40000", "-10000", "-50000"]);
+            renewals.extend([id, count, ttl, token_ttl]);
+        }
         let keys: Vec<&str> = match (script, self.rng.bool()) {
-            (Script::Renew, true) => vec![KEYS[0], KEYS[3]],
-            (Script::Renew, false) => vec![KEYS[0], KEYS[3], KEYS[5]],
+            (Script::Renew, _) => renewed,
             (Script::Describe, _) => KEYS[..6].to_vec(),
             (Script::AcquireAll, _) => KEYS[..7].to_vec(),
-            (Script::RenewMembers, _) => vec![KEYS[0], KEYS[7], KEYS[2], KEYS[3], KEYS[8], KEYS[5]],
             (Script::ListMembers, _) => vec![KEYS[0], KEYS[7], KEYS[3], KEYS[8]],
             (Script::Acquire | Script::Release, first) => {
                 [&KEYS[if first { 0..3 } else { 3..6 }], &KEYS[6..7]].concat()
@@ -163,10 +172,7 @@ impl Pair {
             }
             Script::Release if self.rng.bool() => vec![id, "", ""],
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
-            Script::Renew if keys.len() > 2 => vec![late, id, ttl, "two", "30000", "3630000"],
-            Script::Renew => {
-                vec![late, id, self.pick(&[ttl, "-10000", "-50000"]), "two", "30000"]
-            }
+            Script::Renew => [&[late], &renewals[..]].concat(),
             Script::Describe => vec![each, "3"],
             Script::AcquireGroup => {
                 let decided = [ahead, self.pick(&["0", "1"])];
@@ -178,10 +184,6 @@ impl Pair {
             Script::ReleaseGroup => {
                 let id = self.pick(&[id, id, "distlock:read", "distlock:permits"]);
                 vec![id, &entry, if self.rng.bool() { "" } else { late }, self.pick(&["0", "1"])]
-            }
-            Script::RenewMembers => {
-                let count = self.pick(&["1", "2"]);
-                vec![id, count, ttl, "0", "two", "1", "30000", "3630000"]
             }
             Script::Downgrade => vec![id, ttl],
             Script::ListMembers => vec![self.pick(&["0", "1", "100"])],

@@ -6,16 +6,16 @@ use std::{cmp::Reverse, collections::BTreeMap, slice, sync::Arc};
 use super::{cluster_node::Part, redirect_reply::Redirect, router::Router};
 use crate::{
     backend::{
-        LeaseRenewals, Renewal, RenewalLimits, RenewalReport,
+        self, LeaseRenewals, RenewalLimits, RenewalReport,
         error::BackendError,
         redis::{
             Connection, Exchange, ExchangeLimits, exchange_all,
-            renewals::{conclude, connect_by, member_renewal, renewal_request, renewal_timeout},
-            requests_and_replies::{InCluster, Renew, RenewMembers, RenewSome},
+            renewals::{conclude, connect_by, renewal_request, renewal_timeout},
+            requests_and_replies::{InCluster, Renew, Renewal},
         },
     },
     core::lease::Lease,
-    sys::clock::{self, Moment},
+    sys::clock,
 };
 
 /// Maximum number of nodes that are asked in turn about one lock: the former node of its slot, the
@@ -47,18 +47,24 @@ impl ClusterRenewals {
             self.connections.entry(part.number).or_insert_with(|| part.node.reserved_connection());
         // If only some keys of a lock have been moved, a request for one of them succeeds.
         let with_token = redirects == 0;
-        let parts: Vec<_> = some.iter().map(|at| Parts::of(leases[*at], now, with_token)).collect();
-        let renewals: Vec<_> = parts.iter().map(Parts::request).collect();
+        let renewals: Vec<_> = some
+            .iter()
+            .map(|at| {
+                let renewal = renewal_request(leases[*at], now);
+                Renewal { refresh_token: renewal.refresh_token && with_token, ..renewal }
+            })
+            .collect();
+        let renews: Vec<_> = renewals.iter().map(slice::from_ref).map(Renew).collect();
         let is_sharded = self.router.is_sharded();
         let in_cluster = |request| InCluster { request, is_sharded, is_asking };
-        let requests: Vec<_> = renewals.iter().map(in_cluster).collect();
+        let requests: Vec<_> = renews.iter().map(in_cluster).collect();
         let mut results = exchange_all(&part.node, connection, &requests, limits);
         self.router.replicas().confirm_all(&part.node, connection, &mut results, limits);
         for ((at, renewal), result) in some.iter().zip(&renewals).zip(results) {
             match result {
                 Ok(Exchange { sent, reply: (_, replies) }) => {
-                    if let Some((reply, ttl)) = replies.into_iter().zip(renewal.ttls()).next() {
-                        report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
+                    for reply in replies {
+                        report.renewals[*at] = conclude(leases[*at], sent, renewal.ttl(), reply);
                     }
                 }
                 Err(failure) => {
@@ -118,7 +124,8 @@ fn add_to(
 
 impl LeaseRenewals for ClusterRenewals {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
-        let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
+        let unconfirmed =
+            |lease: &&Arc<Lease>| backend::Renewal::Unconfirmed { until: lease.deadline() };
         let mut report = RenewalReport {
             renewals: leases.iter().map(unconfirmed).collect(),
             failure: None,
@@ -158,34 +165,5 @@ impl LeaseRenewals for ClusterRenewals {
 
     fn reset(&mut self) {
         self.connections.clear();
-    }
-}
-
-/// What the request for one lease consists of.
-enum Parts<'a> {
-    Alone(crate::backend::redis::requests_and_replies::Renewal<'a>),
-    Member(crate::backend::redis::requests_and_replies::MemberRenewal<'a>),
-}
-
-impl<'a> Parts<'a> {
-    fn of(lease: &'a Lease, now: Moment, with_token: bool) -> Parts<'a> {
-        match member_renewal(lease, now) {
-            Some(mut member) => {
-                member.refresh_token &= with_token;
-                Parts::Member(member)
-            }
-            None => {
-                let mut renewal = renewal_request(lease, now);
-                renewal.token_key = renewal.token_key.filter(|_| with_token);
-                Parts::Alone(renewal)
-            }
-        }
-    }
-
-    fn request(&self) -> RenewSome<'_> {
-        match self {
-            Parts::Alone(renewal) => RenewSome::Alone(Renew(slice::from_ref(renewal))),
-            Parts::Member(renewal) => RenewSome::Members(RenewMembers(slice::from_ref(renewal))),
-        }
     }
 }

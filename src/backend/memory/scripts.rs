@@ -22,7 +22,10 @@ use self::{
 
 use super::store::{Access, Bytes, CommandError, StoreResult};
 use crate::backend::redis::{
-    kinds::{acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, keep::KEEP, mutex},
+    kinds::{
+        acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, keep::KEEP, mutex,
+        renew::RENEW,
+    },
     list_requests, script,
 };
 
@@ -42,8 +45,6 @@ pub enum Script {
     AcquireGroup,
     /// Releases one of these.
     ReleaseGroup,
-    /// Renews members of groups.
-    RenewMembers,
     /// Turns a write lock into a read lock.
     Downgrade,
     /// Lists members of groups.
@@ -58,14 +59,13 @@ pub enum Script {
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Script; 12] = [
+    pub const ALL: [Script; 11] = [
         Script::Acquire,
         Script::Release,
         Script::Renew,
         Script::Describe,
         Script::AcquireGroup,
         Script::ReleaseGroup,
-        Script::RenewMembers,
         Script::Downgrade,
         Script::ListMembers,
         Script::Keep,
@@ -77,11 +77,10 @@ impl Script {
         match self {
             Script::Acquire => &mutex::ACQUIRE,
             Script::Release => &mutex::RELEASE,
-            Script::Renew => &mutex::RENEW,
+            Script::Renew => &RENEW,
             Script::Describe => &list_requests::DESCRIBE,
             Script::AcquireGroup => &group_kind::ACQUIRE,
             Script::ReleaseGroup => &group_kind::RELEASE,
-            Script::RenewMembers => &group_kind::RENEW,
             Script::Downgrade => &group_kind::DOWNGRADE,
             Script::ListMembers => &group_kind::LIST,
             Script::Keep => &KEEP,
@@ -125,7 +124,6 @@ impl Script {
             Script::Describe => call.describe_locks(),
             Script::AcquireGroup => GroupCall::new(call).acquire(),
             Script::ReleaseGroup => GroupCall::new(call).release(),
-            Script::RenewMembers => call.renew_members(),
             Script::Downgrade => GroupCall::new(call).downgrade(),
             Script::ListMembers => call.list_members(),
             Script::Keep => call.keep(),
@@ -278,40 +276,6 @@ impl Call<'_> {
             self.free_lock()?;
         }
         reply_line(&[nonce, tag])
-    }
-
-    fn renew(mut self) -> StoreResult<Value> {
-        let mut reply = vec![self.header()];
-        // Arguments are the nonce, not_after, id and ttl of each lock, the ttl of each token, the
-        // version.
-        let locks = self.args.len().checked_sub(self.keys.len().saturating_add(3));
-        let is_late = number(&self.clock()) > number(self.arg(1));
-        let Some((locks, tokens)) = locks.and_then(|locks| self.keys.split_at_checked(locks))
-        else {
-            return Err(CommandError("ERR wrong number of arguments".into()));
-        };
-        for (key, pair) in locks.iter().zip(self.args[2..].chunks_exact(2)) {
-            let (id, may_shorten) = (&pair[0], !is_late && !pair[1].starts_with(b"-"));
-            let ttl = number(pair[1].strip_prefix(b"-").unwrap_or(&pair[1]));
-            let holder = self.db.get(key);
-            reply.push(match holder {
-                _ if is_wrong_type(&holder) => Value::Int(-1),
-                Err(error) => return Err(error),
-                Ok(None) => Value::Int(0),
-                Ok(Some(holder)) if holder == *id => {
-                    let left = u64::try_from(self.db.pttl(key)).unwrap_or(0);
-                    let ttl = if may_shorten { ttl } else { ttl.max(left) };
-                    Value::Int(self.db.pexpire(key, ttl)?.into())
-                }
-                Ok(Some(holder)) => Value::BulkString(cut(&holder).to_vec()),
-            });
-        }
-        for (key, ttl) in tokens.iter().zip(&self.args[2 + 2 * locks.len()..]) {
-            if let Ok(Some(_)) = self.db.get(key) {
-                self.db.pexpire(key, number(ttl))?;
-            }
-        }
-        Ok(Value::Array(reply))
     }
 
     fn describe_locks(mut self) -> StoreResult<Value> {

@@ -1,13 +1,11 @@
 //! `RedisRenewals`: renews leases on one server.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Replicas,
     exchange_all,
-    requests_and_replies::{
-        MemberRenewal, Renew, RenewMembers, RenewReply, RenewSome, Renewal as RenewalRequest,
-    },
+    requests_and_replies::{Renew, RenewReply, Renewal as RenewalRequest},
 };
 use crate::{
     backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport, error::BackendError},
@@ -70,7 +68,7 @@ impl RedisRenewals {
 
     fn ask(
         &mut self,
-        requests: &[RenewSome<'_>],
+        requests: &[Renew<'_>],
         limits: &mut ExchangeLimits<'_>,
     ) -> Vec<RenewalResult> {
         let mut results = exchange_all(&self.node, &mut self.connection, requests, limits);
@@ -88,7 +86,7 @@ pub(crate) fn renew_on_one_server(
     leases: &[&Arc<Lease>],
     batch_max: usize,
     deadline: Moment,
-    mut ask: impl FnMut(&[RenewSome<'_>]) -> Vec<RenewalResult>,
+    mut ask: impl FnMut(&[Renew<'_>]) -> Vec<RenewalResult>,
 ) -> RenewalReport {
     let now = clock::now();
     let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
@@ -98,27 +96,19 @@ pub(crate) fn renew_on_one_server(
         refusal: None,
         timed_out: false,
     };
-    let (members, alone): (Vec<usize>, Vec<usize>) =
-        (0..leases.len()).partition(|at| leases[*at].claim.kind.membership().is_some());
-    let alone_renewals: Vec<_> = alone.iter().map(|at| renewal_request(leases[*at], now)).collect();
-    let member_renewals: Vec<_> =
-        members.iter().filter_map(|at| member_renewal(leases[*at], now)).collect();
-    let of_alone = alone_renewals.chunks(batch_max).map(|batch| RenewSome::Alone(Renew(batch)));
-    let sizes = member_batches(&member_renewals, batch_max);
-    let of_members = split_by(&member_renewals, &sizes);
-    let of_members = of_members.map(|batch| RenewSome::Members(RenewMembers(batch)));
-    let requests: Vec<_> = of_alone.chain(of_members).collect();
-    let batches = alone.chunks(batch_max).chain(split_by(&members, &sizes));
-    for ((some, request), result) in batches.zip(&requests).zip(ask(&requests)) {
+    let renewals: Vec<_> = leases.iter().map(|lease| renewal_request(lease, now)).collect();
+    let batches = batches(&renewals, batch_max);
+    let requests: Vec<_> = batches.iter().map(|batch| Renew(&renewals[batch.clone()])).collect();
+    for (batch, result) in batches.into_iter().zip(ask(&requests)) {
         match result {
             Ok(Exchange { sent, reply: (_, replies) }) => {
-                for ((at, ttl), reply) in some.iter().zip(request.ttls()).zip(replies) {
-                    report.renewals[*at] = conclude(leases[*at], sent, ttl, reply);
+                for (at, reply) in batch.zip(replies) {
+                    report.renewals[at] = conclude(leases[at], sent, renewals[at].ttl(), reply);
                 }
             }
             Err(failure) => {
                 if failure.outcome_unknown {
-                    some.iter().for_each(|at| leases[*at].on_unanswered_renewal(deadline));
+                    leases[batch].iter().for_each(|lease| lease.on_unanswered_renewal(deadline));
                 }
                 report.timed_out |= failure.is_timeout() && failure.outcome_unknown;
                 report.refusal = report.refusal.take().or_else(|| refusal_of_one_lock(&failure));
@@ -129,29 +119,20 @@ pub(crate) fn renew_on_one_server(
     report
 }
 
-/// How many claims each request renews: at most `batch_max`, and together at most as many members
+/// The claims that each request renews: at most `batch_max`, and together at most as many members
 /// as one claim may have, because one request for more would block the server.
-fn member_batches(renewals: &[MemberRenewal<'_>], batch_max: usize) -> Vec<usize> {
-    let mut sizes = Vec::new();
-    let (mut claims, mut members) = (0, 0);
-    for renewal in renewals {
-        if claims > 0 && (claims == batch_max || members + renewal.count > PERMITS_MAX) {
-            sizes.push(claims);
-            (claims, members) = (0, 0);
+fn batches(renewals: &[RenewalRequest<'_>], batch_max: usize) -> Vec<Range<usize>> {
+    let mut batches = Vec::new();
+    let (mut first, mut members) = (0, 0);
+    for (at, renewal) in renewals.iter().enumerate() {
+        if at > first && (at - first == batch_max || members + renewal.count > PERMITS_MAX) {
+            batches.push(first..at);
+            (first, members) = (at, 0);
         }
-        (claims, members) = (claims + 1, members + renewal.count);
+        members += renewal.count;
     }
-    sizes.extend((claims > 0).then_some(claims));
-    sizes
-}
-
-/// Splits off as many items as each size says.
-fn split_by<'a, T>(items: &'a [T], sizes: &[usize]) -> impl Iterator<Item = &'a [T]> {
-    let ends = sizes.iter().scan(0, |end, size| {
-        *end += size;
-        Some(*end)
-    });
-    ends.zip(sizes).map(|(end, size)| &items[end - size..end])
+    batches.extend((first < renewals.len()).then_some(first..renewals.len()));
+    batches
 }
 
 /// `ttl` is that of the request: the lease may have got another one since.
@@ -171,22 +152,13 @@ pub(crate) fn conclude(lease: &Lease, sent: Moment, ttl: Duration, reply: RenewR
 
 pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> {
     RenewalRequest {
-        lock: lease.claim.key.lock_key(),
-        id: lease.claim.id.as_str(),
-        ttl_ms: whole_ms(lease.ttl_at(now)),
-        never_shorten: lease.may_be_kept_longer(),
-        token_key: lease.should_refresh_token(now).then(|| lease.claim.key.token_key()),
-    }
-}
-
-pub(crate) fn member_renewal(lease: &Lease, now: Moment) -> Option<MemberRenewal<'_>> {
-    Some(MemberRenewal {
         key: &lease.claim.key,
         id: lease.claim.id.as_str(),
-        count: lease.claim.kind.membership()?.count,
+        count: lease.claim.kind.membership().map_or(0, |membership| membership.count),
         ttl_ms: whole_ms(lease.ttl_at(now)),
+        never_shorten: lease.may_be_kept_longer(),
         refresh_token: lease.should_refresh_token(now),
-    })
+    }
 }
 
 /// Time for one exchange: half of the shortest remaining time, so that a second try fits into the
@@ -229,24 +201,24 @@ mod tests {
     #[test]
     fn one_request_renews_no_more_members_than_one_claim_has() {
         let key = LockKey::new("", "x").unwrap();
-        let batches = |counts: &[u32]| {
-            let of = |count: &u32| MemberRenewal {
+        let sizes = |counts: &[u32]| {
+            let of = |count: &u32| RenewalRequest {
                 key: &key,
                 id: "a",
                 count: *count,
                 ttl_ms: 1,
+                never_shorten: false,
                 refresh_token: false,
             };
-            let renewals: Vec<_> = counts.iter().map(of).collect();
-            let sizes = member_batches(&renewals, 3);
-            let counted: Vec<_> = split_by(counts, &sizes).map(<[u32]>::to_vec).collect();
-            assert_eq!(counted.concat(), counts);
-            sizes
+            let batches = batches(&counts.iter().map(of).collect::<Vec<_>>(), 3);
+            assert!(batches.iter().cloned().flatten().eq(0..counts.len()), "{batches:?}");
+            batches.iter().map(Range::len).collect::<Vec<_>>()
         };
-        assert_eq!(batches(&[]), [] as [usize; 0]);
-        assert_eq!(batches(&[1; 7]), [3, 3, 1]);
-        assert_eq!(batches(&[PERMITS_MAX, PERMITS_MAX, 1, 1]), [1, 1, 2]);
-        assert_eq!(batches(&[5_000, 4_999, 1]), [2, 1]);
+        assert_eq!(sizes(&[]), [] as [usize; 0]);
+        assert_eq!(sizes(&[1; 7]), [3, 3, 1]);
+        assert_eq!(sizes(&[0; 7]), [3, 3, 1]);
+        assert_eq!(sizes(&[PERMITS_MAX, 0, PERMITS_MAX, 1, 1]), [2, 1, 2]);
+        assert_eq!(sizes(&[5_000, 4_999, 1]), [2, 1]);
     }
 
     /// The holder extends its lease while a renewal with the former ttl is in flight.

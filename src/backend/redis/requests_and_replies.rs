@@ -3,14 +3,13 @@
 use redis::Value;
 
 pub(crate) use super::kinds::{
-    KindReleaseReply, OfKind, RenewSome,
+    KindReleaseReply, OfKind,
     acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},
-    group::{Downgrade, DowngradeReply, GroupReport, ListMembers, MemberRenewal, RenewMembers},
+    group::{Downgrade, DowngradeReply, GroupReport, ListMembers},
     keep::ReleaseOrKeep,
-    mutex::{
-        Acquire, AcquireMode, AcquireReply, Release, ReleaseReply, Renew, RenewReply, Renewal,
-    },
+    mutex::{Acquire, AcquireMode, AcquireReply, Release, ReleaseReply},
+    renew::{Renew, RenewReply, Renewal},
 };
 use super::{
     fields::write_command,

@@ -196,7 +196,8 @@ mod tests {
             adopt::ADOPT,
             group,
             keep::KEEP,
-            mutex::{ACQUIRE, RELEASE, RENEW},
+            mutex::{ACQUIRE, RELEASE},
+            renew::RENEW,
         },
         list_requests::DESCRIBE,
     };
@@ -210,7 +211,6 @@ mod tests {
             &DESCRIBE,
             &group::ACQUIRE,
             &group::RELEASE,
-            &group::RENEW,
             &group::DOWNGRADE,
             &group::LIST,
             &KEEP,

@@ -21,13 +21,8 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange, InFlightRequest, Info, LateReader, NodeError, NodeErrorKind, Request,
-            renewals::{
-                connect_by, member_renewal, refusal_of_one_lock, renewal_request, renewal_timeout,
-            },
-            requests_and_replies::{
-                MemberRenewal, Renew, RenewMembers, RenewReply, RenewSome,
-                Renewal as RenewalRequest,
-            },
+            renewals::{connect_by, refusal_of_one_lock, renewal_request, renewal_timeout},
+            requests_and_replies::{Renew, RenewReply},
         },
     },
     core::{
@@ -67,25 +62,81 @@ impl LeaseRenewals for QuorumRenewals {
             self.missing.1.try_iter().for_each(drop);
             self.unresponsive = NodeSet::EMPTY;
         }
-        // Members of groups are renewed by another script.
-        let is_alone = |lease: &&Arc<Lease>| lease.claim.kind.membership().is_none();
-        let (alone, members): (Vec<_>, Vec<_>) = leases.iter().copied().partition(is_alone);
-        if members.is_empty() || alone.is_empty() {
-            return self.renew_some(leases, deadline, &mut limits);
-        }
-        let alone_report = self.renew_some(&alone, deadline, &mut limits);
-        let member_report = self.renew_some(&members, deadline, &mut limits);
-        let (mut of_alone, mut of_members) =
-            (alone_report.renewals.into_iter(), member_report.renewals.into_iter());
-        let next = |lease: &&Arc<Lease>| {
-            if is_alone(lease) { of_alone.next() } else { of_members.next() }
+        let (now, least_left) = (clock::now(), limits.least_left);
+        let (redlock, missing) = (self.redlock.clone(), self.missing.0.clone());
+        let excluded = leases.iter().map(|lease| lease.node_deadlines.lock().excluded());
+        let tallies: RefCell<Vec<_>> = RefCell::new(excluded.map(Tally::new).collect());
+        let on_reply = |node: usize, exchange: &Exchange<(u64, Vec<RenewReply>)>| {
+            let votes = redlock.votes_at(node, exchange.sent);
+            let mut tallies = tallies.borrow_mut();
+            let replies = leases.iter().zip(tallies.iter_mut()).zip(&exchange.reply.1);
+            for ((lease, tally), reply) in replies {
+                let reply = unless_own(lease, reply);
+                tally.add(node, exchange.sent, reply, votes);
+                record(lease, node, exchange.sent, reply, votes);
+            }
+            Vote::Yes
         };
-        RenewalReport {
-            renewals: leases.iter().filter_map(next).collect(),
-            failure: alone_report.failure.or(member_report.failure),
-            refusal: alone_report.refusal.or(member_report.refusal),
-            timed_out: alone_report.timed_out || member_report.timed_out,
+        let late_reader = |node: usize, in_flight: InFlightRequest| -> LateReader {
+            let leases: Vec<_> = leases.iter().copied().cloned().collect();
+            let (redlock, missing) = (redlock.clone(), missing.clone());
+            Box::new(move |reply| {
+                let renewals: Vec<_> =
+                    leases.iter().map(|lease| renewal_request(lease, now)).collect();
+                let Some(late) = in_flight.decode(&Renew(&renewals), reply) else { return };
+                let votes = redlock.votes_at(node, late.sent);
+                for (lease, reply) in leases.iter().zip(&late.reply.1) {
+                    let reply = unless_own(lease, reply);
+                    record(lease, node, late.sent, reply, votes);
+                    if *reply == RenewReply::Gone {
+                        let _ = missing.send((lease.clone(), NodeSet::single(node)));
+                    }
+                }
+            })
+        };
+        let unresponsive = self.unresponsive;
+        let needed = |silent: NodeSet| {
+            // A lock that was released meanwhile needs no confirmation.
+            let tallies = tallies.borrow();
+            let held =
+                leases.iter().zip(tallies.iter()).filter(|(lease, _)| lease.deadline() > now);
+            let held = held.map(|(_, tally)| tally);
+            needed_nodes(redlock.len(), silent.difference(unresponsive), held)
+        };
+        let round = BroadcastOptions {
+            // Stragglers must not delay a renewal that a quorum has confirmed.
+            straggler_grace: STRAGGLER_GRACE_MAX.min(least_left / 4),
+            needed: Some(&needed),
+            needed_wait: (least_left / 4).min(redlock.operation_timeout() / 2),
+            late_reader: Some(&late_reader),
+            ..BroadcastOptions::new(redlock.all_nodes(), deadline)
+        };
+        let renewals: Vec<_> = leases.iter().map(|lease| renewal_request(lease, now)).collect();
+        let responses = self.ask(round, &mut limits, |_| Renew(&renewals), on_reply);
+        let quorum = responses.verdict() == Verdict::Granted;
+        if quorum {
+            let replied = responses.nodes_voting(Vote::Yes);
+            let silent = redlock.all_nodes().difference(replied);
+            self.unresponsive = unresponsive.union(needed(silent));
         }
+        let results = leases.iter().zip(tallies.into_inner());
+        let renewals = results.map(|(lease, tally)| {
+            if !tally.missing.is_empty() {
+                let _ = missing.send(((*lease).clone(), tally.missing));
+            }
+            self.conclude(lease, tally)
+        });
+        let renewals = renewals.collect();
+        if quorum {
+            return RenewalReport { renewals, failure: None, refusal: None, timed_out: false };
+        }
+        let refusal = responses.by_node.iter().find_map(|response| match response {
+            Response::Failed(failure) => refusal_of_one_lock(failure),
+            _ => None,
+        });
+        let timed_out = !responses.timed_out().intersection(responses.outcome_unknown()).is_empty();
+        let failure = BackendError::from_responses(&redlock, responses, |_| "renewed".into());
+        RenewalReport { renewals, failure: Some(failure), refusal, timed_out }
     }
 
     fn repair(&mut self, mut limits: RenewalLimits<'_>) -> Option<Vec<LeaseResidue>> {
@@ -124,89 +175,6 @@ impl QuorumRenewals {
             has_repaired: false,
             unresponsive: NodeSet::EMPTY,
         }
-    }
-
-    /// Renews leases by one request to each node: none or all of them are members of groups.
-    fn renew_some(
-        &mut self,
-        leases: &[&Arc<Lease>],
-        deadline: Moment,
-        limits: &mut RenewalLimits<'_>,
-    ) -> RenewalReport {
-        let (now, least_left) = (clock::now(), limits.least_left);
-        let (redlock, missing) = (self.redlock.clone(), self.missing.0.clone());
-        let excluded = leases.iter().map(|lease| lease.node_deadlines.lock().excluded());
-        let tallies: RefCell<Vec<_>> = RefCell::new(excluded.map(Tally::new).collect());
-        let on_reply = |node: usize, exchange: &Exchange<(u64, Vec<RenewReply>)>| {
-            let votes = redlock.votes_at(node, exchange.sent);
-            let mut tallies = tallies.borrow_mut();
-            let replies = leases.iter().zip(tallies.iter_mut()).zip(&exchange.reply.1);
-            for ((lease, tally), reply) in replies {
-                let reply = unless_own(lease, reply);
-                tally.add(node, exchange.sent, reply, votes);
-                record(lease, node, exchange.sent, reply, votes);
-            }
-            Vote::Yes
-        };
-        let late_reader = |node: usize, in_flight: InFlightRequest| -> LateReader {
-            let leases: Vec<_> = leases.iter().copied().cloned().collect();
-            let (redlock, missing) = (redlock.clone(), missing.clone());
-            Box::new(move |reply| {
-                let requests = Requests::new(leases.iter(), now);
-                let Some(late) = in_flight.decode(&requests.request(), reply) else { return };
-                let votes = redlock.votes_at(node, late.sent);
-                for (lease, reply) in leases.iter().zip(&late.reply.1) {
-                    let reply = unless_own(lease, reply);
-                    record(lease, node, late.sent, reply, votes);
-                    if *reply == RenewReply::Gone {
-                        let _ = missing.send((lease.clone(), NodeSet::single(node)));
-                    }
-                }
-            })
-        };
-        let unresponsive = self.unresponsive;
-        let needed = |silent: NodeSet| {
-            // A lock that was released meanwhile needs no confirmation.
-            let tallies = tallies.borrow();
-            let held =
-                leases.iter().zip(tallies.iter()).filter(|(lease, _)| lease.deadline() > now);
-            let held = held.map(|(_, tally)| tally);
-            needed_nodes(redlock.len(), silent.difference(unresponsive), held)
-        };
-        let round = BroadcastOptions {
-            // Stragglers must not delay a renewal that a quorum has confirmed.
-            straggler_grace: STRAGGLER_GRACE_MAX.min(least_left / 4),
-            needed: Some(&needed),
-            needed_wait: (least_left / 4).min(redlock.operation_timeout() / 2),
-            late_reader: Some(&late_reader),
-            ..BroadcastOptions::new(redlock.all_nodes(), deadline)
-        };
-        let requests = Requests::new(leases.iter().copied(), now);
-        let responses = self.ask(round, limits, |_| requests.request(), on_reply);
-        let quorum = responses.verdict() == Verdict::Granted;
-        if quorum {
-            let replied = responses.nodes_voting(Vote::Yes);
-            let silent = redlock.all_nodes().difference(replied);
-            self.unresponsive = unresponsive.union(needed(silent));
-        }
-        let results = leases.iter().zip(tallies.into_inner());
-        let renewals = results.map(|(lease, tally)| {
-            if !tally.missing.is_empty() {
-                let _ = missing.send(((*lease).clone(), tally.missing));
-            }
-            self.conclude(lease, tally)
-        });
-        let renewals = renewals.collect();
-        if quorum {
-            return RenewalReport { renewals, failure: None, refusal: None, timed_out: false };
-        }
-        let refusal = responses.by_node.iter().find_map(|response| match response {
-            Response::Failed(failure) => refusal_of_one_lock(failure),
-            _ => None,
-        });
-        let timed_out = !responses.timed_out().intersection(responses.outcome_unknown()).is_empty();
-        let failure = BackendError::from_responses(&redlock, responses, |_| "renewed".into());
-        RenewalReport { renewals, failure: Some(failure), refusal, timed_out }
     }
 
     /// Sends a request over these connections and collects the replies.
@@ -250,29 +218,6 @@ impl QuorumRenewals {
                 Renewal::Confirmed { until, sent: tally.first_sent }
             }
             Some(until) => Renewal::Unconfirmed { until },
-        }
-    }
-}
-
-/// What one request asks for: none or all of the leases are of members of groups.
-struct Requests<'a> {
-    alone: Vec<RenewalRequest<'a>>,
-    members: Vec<MemberRenewal<'a>>,
-}
-
-impl<'a> Requests<'a> {
-    fn new(leases: impl Iterator<Item = &'a Arc<Lease>> + Clone, now: Moment) -> Requests<'a> {
-        let members: Vec<_> = leases.clone().filter_map(|one| member_renewal(one, now)).collect();
-        let is_alone = members.is_empty();
-        let alone = leases.filter(|_| is_alone).map(|lease| renewal_request(lease, now));
-        Requests { alone: alone.collect(), members }
-    }
-
-    fn request(&self) -> RenewSome<'_> {
-        if self.members.is_empty() {
-            RenewSome::Alone(Renew(&self.alone))
-        } else {
-            RenewSome::Members(RenewMembers(&self.members))
         }
     }
 }

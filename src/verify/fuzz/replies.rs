@@ -77,9 +77,9 @@ fn printable(text: &str) {
 fn check_reply(reply: &Value) -> u64 {
     let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
     let key = &keys[0];
-    let renewals =
-        [Renewal { lock: "lock:a", id: "me", ttl_ms: 10, never_shorten: false, token_key: None };
-            3];
+    let renewal =
+        Renewal { key, id: "me", count: 0, ttl_ms: 10, never_shorten: false, refresh_token: false };
+    let renewals = [renewal; 3];
     let acquire = Acquire {
         key,
         id: "me",

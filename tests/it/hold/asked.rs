@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use distlock::{LockError, LockGuard, LockLost, LockOptions};
+use distlock::{LockError, LockGuard, LockLost, LockOptions, testing::servers::Script};
 
 use crate::{
     family::Subject,
@@ -175,24 +175,22 @@ fn later_renewals_use_the_extended_ttl() {
 /// Fault: N171
 #[test]
 fn delayed_renewal_does_not_shorten_an_extended_lease() {
-    const RENEW: &str = include_str!("../../../src/backend/redis/lua/mutex/renew.lua");
-    const RENEW_MEMBERS: &str = include_str!("../../../src/backend/redis/lua/group/renew.lua");
+    let renew = Script::Renew.text();
     let server = RedisServer::start();
     let mgr = manager(&server);
     let guard = mgr.lock_with("x", &with_ttl(20 * SECOND)).unwrap();
     guard.extend(600 * SECOND).unwrap();
-    let delayed: Vec<redis::Value> =
-        server.query(&["EVAL", RENEW, "1", LOCK, "7", "1", guard.id().as_str(), "20000", "1"]);
+    let request = ["EVAL", renew, "1", LOCK, "7", "1", guard.id().as_str(), "0", "20000", "0", "1"];
+    let delayed: Vec<redis::Value> = server.query(&request);
     assert_eq!(delayed[1], redis::Value::Int(1));
     expect_deadline_before_key_expiry(&server, &guard);
     drop(guard);
 
     let reader = mgr.rw_lock("x").unwrap().read_with(&with_ttl(20 * SECOND)).unwrap();
     reader.extend(600 * SECOND).unwrap();
-    let keys = [LOCK, "distlock:members:{lock:x}", "distlock:token:{lock:x}"];
-    let request = [&["EVAL", RENEW_MEMBERS, "3"][..], &keys, &["7", reader.id().as_str()]];
-    let request = [&request.concat()[..], &["1", "20000", "0", "1"]].concat();
-    let delayed: Vec<redis::Value> = server.query(&request);
+    let request = ["EVAL", renew, "2", LOCK, "distlock:members:{lock:x}", "7", "1"];
+    let args = [reader.id().as_str(), "1", "20000", "0", "1"];
+    let delayed: Vec<redis::Value> = server.query(&[&request[..], &args].concat());
     assert_eq!(delayed[1], redis::Value::Int(1));
     expect_deadline_before_key_expiry(&server, &reader);
     let members: Vec<redis::Value> =

@@ -1,9 +1,9 @@
-//! The scripts in `src/backend/redis/lua/group` for many locks, translated to Rust line by line.
+//! The scripts that renew many locks and list the members of many, translated to Rust line by line.
 
 use redis::Value;
 
 use super::{
-    super::store::{Bytes, CommandError, StoreResult},
+    super::store::{Bytes, StoreResult},
     call::{Call, count, cut, is_wrong_type, line, number},
     group::member,
 };
@@ -12,46 +12,66 @@ use crate::core::kind::is_group;
 const MEMBERS_MAX: usize = 1000;
 
 impl Call<'_> {
-    pub(super) fn renew_members(mut self) -> StoreResult<Value> {
+    pub(super) fn renew(mut self) -> StoreResult<Value> {
         let mut reply = vec![self.header()];
-        let now = self.db.now_us / 1000;
-        if self.args.len() < 2 + self.keys.len() / 3 * 4 {
-            return Err(CommandError("ERR wrong number of arguments".into()));
-        }
-        for (keys, args) in self.keys.chunks_exact(3).zip(self.args[1..].chunks_exact(4)) {
-            let [lock, members, token] = keys else { continue };
+        let is_late = number(&self.clock()) > number(self.arg(1));
+        let mut keys = self.keys.iter();
+        let mut next_key = || keys.next().map_or(&[][..], Vec::as_slice);
+        for args in self.args.get(2..).unwrap_or_default().chunks_exact(4) {
             let [id, needed, ttl, token_ttl] = args else { continue };
+            let (needed, token_ttl) = (count(needed), number(token_ttl));
+            let lock = next_key();
+            let members = if needed > 0 { next_key() } else { &[] };
+            let token = if token_ttl > 0 { next_key() } else { &[] };
+            let may_shorten = !is_late && !ttl.starts_with(b"-");
+            let ttl = number(ttl.strip_prefix(b"-").unwrap_or(ttl));
             let holder = self.db.get(lock);
-            if is_wrong_type(&holder) {
-                reply.push(Value::Int(-1));
-                continue;
-            }
-            reply.push(match holder? {
-                None => Value::Int(0),
-                Some(holder) if !is_group(&holder) => Value::BulkString(cut(&holder).to_vec()),
-                Some(_) => {
-                    let pruned = self.db.zremrangebyscore(members, now);
-                    if is_wrong_type(&pruned) {
-                        Value::Int(-1)
-                    } else {
-                        pruned?;
-                        let expires = now + 1 + number(ttl);
-                        let renewed = self.extend(members, id, count(needed), expires)?;
-                        if let Some((_, last)) = self.db.zlast(members)?
-                            && last <= expires
-                        {
-                            self.db.pexpire_at(lock, last)?;
-                            self.db.pexpire_at(members, last)?;
-                        }
-                        if number(token_ttl) > 0 && matches!(self.db.get(token), Ok(Some(_))) {
-                            self.db.pexpire(token, number(token_ttl))?;
-                        }
-                        Value::Int(renewed.into())
-                    }
+            let answer = match holder {
+                _ if is_wrong_type(&holder) => Value::Int(-1),
+                Err(error) => return Err(error),
+                Ok(None) => Value::Int(0),
+                Ok(Some(holder)) if needed == 0 && holder == *id => {
+                    let left = u64::try_from(self.db.pttl(lock)).unwrap_or(0);
+                    let ttl = if may_shorten { ttl } else { ttl.max(left) };
+                    Value::Int(self.db.pexpire(lock, ttl)?.into())
                 }
-            });
+                Ok(Some(holder)) if needed > 0 && is_group(&holder) => {
+                    Value::Int(self.renew_members(lock, members, id, needed, ttl)?)
+                }
+                Ok(Some(holder)) => Value::BulkString(cut(&holder).to_vec()),
+            };
+            if answer == Value::Int(1) && token_ttl > 0 && matches!(self.db.get(token), Ok(Some(_)))
+            {
+                self.db.pexpire(token, token_ttl)?;
+            }
+            reply.push(answer);
         }
         Ok(Value::Array(reply))
+    }
+
+    fn renew_members(
+        &mut self,
+        lock: &[u8],
+        members: &[u8],
+        id: &[u8],
+        needed: usize,
+        ttl: u64,
+    ) -> StoreResult<i64> {
+        let now = self.db.now_us / 1000;
+        let pruned = self.db.zremrangebyscore(members, now);
+        if is_wrong_type(&pruned) {
+            return Ok(-1);
+        }
+        pruned?;
+        let expires = now + 1 + ttl;
+        let renewed = self.extend(members, id, needed, expires)?;
+        if let Some((_, last)) = self.db.zlast(members)?
+            && last <= expires
+        {
+            self.db.pexpire_at(lock, last)?;
+            self.db.pexpire_at(members, last)?;
+        }
+        Ok(renewed.into())
     }
 
     fn extend(&mut self, key: &[u8], id: &[u8], count: usize, expires: u64) -> StoreResult<bool> {

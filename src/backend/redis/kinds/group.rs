@@ -4,7 +4,7 @@
 
 use redis::Value;
 
-use super::mutex::{Acquire, Release, RenewReply, decode_renewals, token_ttl_ms, write_lock_keys};
+use super::mutex::{Acquire, Release, write_lock_keys};
 use crate::{
     backend::redis::{
         fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
@@ -40,7 +40,6 @@ pub(crate) static RELEASE: Script = script!(
     "group/release.lua",
     "report.lua"
 );
-pub(crate) static RENEW: Script = script!(128, "group/renew.lua");
 pub(crate) static DOWNGRADE: Script = script!(
     256,
     "shared.lua",
@@ -102,52 +101,6 @@ pub(super) fn write_keys(out: &mut Vec<u8>, key: &LockKey) {
     write_lock_keys(out, key);
     write_bulk(out, &key.fence_key().map(str::as_bytes));
     write_bulk(out, &key.members_key().map(str::as_bytes));
-}
-
-/// The members of one claim in a batch of renewals.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MemberRenewal<'a> {
-    pub(crate) key: &'a LockKey,
-    pub(crate) id: &'a str,
-    pub(crate) count: u32,
-    pub(crate) ttl_ms: u64,
-    /// Whether the server must extend the TTL of the token key.
-    pub(crate) refresh_token: bool,
-}
-
-pub(crate) struct RenewMembers<'a>(pub(crate) &'a [MemberRenewal<'a>]);
-
-impl Request for RenewMembers<'_> {
-    type Reply = (u64, Vec<RenewReply>);
-
-    fn server_us(reply: &Self::Reply) -> Option<u64> {
-        Some(reply.0)
-    }
-
-    fn script(&self) -> Option<&'static Script> {
-        Some(&RENEW)
-    }
-
-    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
-        RENEW.write_header(by, 3 * self.0.len(), 1 + 4 * self.0.len(), out);
-        for MemberRenewal { key, .. } in self.0 {
-            write_bulk(out, &[key.lock_key().as_bytes()]);
-            write_bulk(out, &key.members_key().map(str::as_bytes));
-            write_bulk(out, &key.token_key().map(str::as_bytes));
-        }
-        write_number(out, nonce);
-        for renewal in self.0 {
-            write_bulk(out, &[renewal.id.as_bytes()]);
-            write_number(out, renewal.count.into());
-            write_number(out, renewal.ttl_ms);
-            write_number(out, if renewal.refresh_token { token_ttl_ms(renewal.ttl_ms) } else { 0 });
-        }
-        write_version(out);
-    }
-
-    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
-        decode_renewals(self.0.len(), nonce, reply)
-    }
 }
 
 /// Turns a write lock into a read lock.

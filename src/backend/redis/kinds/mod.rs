@@ -7,15 +7,11 @@ pub(crate) mod adopt;
 pub(crate) mod group;
 pub(crate) mod keep;
 pub(crate) mod mutex;
-
-use std::time::Duration;
+pub(crate) mod renew;
 
 use redis::Value;
 
-use self::{
-    group::RenewMembers,
-    mutex::{Acquire, AcquireReply, Release, ReleaseReply, Renew, RenewReply},
-};
+use self::mutex::{Acquire, AcquireReply, Release, ReleaseReply};
 use super::{
     fields::text_reply,
     script::{Request, Script, ScriptRef},
@@ -93,54 +89,5 @@ impl Request for OfKind<Release<'_>> {
         let reply = self.request.decode(nonce, reply)?;
         let has_more = has_more && matches!(reply, ReleaseReply::Released | ReleaseReply::Gone);
         Some(KindReleaseReply { reply, has_more })
-    }
-}
-
-/// Renewals that one script does.
-pub(crate) enum RenewSome<'a> {
-    Alone(Renew<'a>),
-    Members(RenewMembers<'a>),
-}
-
-impl RenewSome<'_> {
-    /// The ttls that it asks for, in the order of its locks. The leases may have got others since.
-    pub(crate) fn ttls(&self) -> Vec<Duration> {
-        match self {
-            RenewSome::Alone(Renew(locks)) => {
-                locks.iter().map(|lock| Duration::from_millis(lock.ttl_ms)).collect()
-            }
-            RenewSome::Members(RenewMembers(claims)) => {
-                claims.iter().map(|claim| Duration::from_millis(claim.ttl_ms)).collect()
-            }
-        }
-    }
-}
-
-impl Request for RenewSome<'_> {
-    type Reply = (u64, Vec<RenewReply>);
-
-    fn server_us(reply: &Self::Reply) -> Option<u64> {
-        Some(reply.0)
-    }
-
-    fn script(&self) -> Option<&'static Script> {
-        match self {
-            RenewSome::Alone(renewals) => renewals.script(),
-            RenewSome::Members(renewals) => renewals.script(),
-        }
-    }
-
-    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
-        match self {
-            RenewSome::Alone(renewals) => renewals.encode(by, nonce, not_after_us, out),
-            RenewSome::Members(renewals) => renewals.encode(by, nonce, not_after_us, out),
-        }
-    }
-
-    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
-        match self {
-            RenewSome::Alone(renewals) => renewals.decode(nonce, reply),
-            RenewSome::Members(renewals) => renewals.decode(nonce, reply),
-        }
     }
 }

@@ -5,7 +5,7 @@ use redis::Value;
 
 use crate::{
     backend::redis::{
-        fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
+        fields::{Fields, text_reply, write_bulk, write_micros, write_number},
         script::{Request, Script, ScriptRef, script, write_version},
     },
     core::{holder::Holder, key::LockKey},
@@ -33,7 +33,6 @@ pub(crate) static RELEASE: Script = script!(
     "mutex/release_contended.lua",
     "report.lua"
 );
-pub(crate) static RENEW: Script = script!(4, "mutex/renew.lua");
 
 /// How much longer than its lock a token key is kept. If a lock expires, nothing raises the fence
 /// to its token. notify.lua has the same value for grants.
@@ -270,96 +269,6 @@ pub(super) fn decode_release(nonce: u64, reply: &Value) -> Option<ReleaseReply> 
         "late" => ReleaseReply::Late { now_us: rest.clock()? },
         _ => return None,
     })
-}
-
-/// One lock of a batch of renewals.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Renewal<'a> {
-    pub(crate) lock: &'a str,
-    pub(crate) id: &'a str,
-    pub(crate) ttl_ms: u64,
-    /// A later request may have a longer ttl, and arrive earlier.
-    pub(crate) never_shorten: bool,
-    /// Parts of the token key, if the server must extend its TTL.
-    pub(crate) token_key: Option<[&'a str; 3]>,
-}
-
-pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
-
-/// Result for one lock of a batch of renewals.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RenewReply {
-    Renewed,
-    Gone,
-    HeldByOther(String),
-}
-
-impl Request for Renew<'_> {
-    type Reply = (u64, Vec<RenewReply>);
-
-    fn server_us(reply: &Self::Reply) -> Option<u64> {
-        Some(reply.0)
-    }
-
-    fn script(&self) -> Option<&'static Script> {
-        Some(&RENEW)
-    }
-
-    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
-        let tokens =
-            || self.0.iter().filter_map(|renewal| Some((renewal.token_key?, renewal.ttl_ms)));
-        let (locks, token_count) = (self.0.len(), tokens().count());
-        RENEW.write_header(by, locks + token_count, 2 + 2 * locks + token_count, out);
-        for renewal in self.0 {
-            write_bulk(out, &[renewal.lock.as_bytes()]);
-        }
-        for (token_key, _) in tokens() {
-            write_bulk(out, &token_key.map(str::as_bytes));
-        }
-        write_number(out, nonce);
-        write_number(out, not_after_us);
-        for renewal in self.0 {
-            write_bulk(out, &[renewal.id.as_bytes()]);
-            if renewal.never_shorten {
-                write_bulk(out, &[b"-", renewal.ttl_ms.to_string().as_bytes()]);
-            } else {
-                write_number(out, renewal.ttl_ms);
-            }
-        }
-        for (_, ttl_ms) in tokens() {
-            write_number(out, token_ttl_ms(ttl_ms));
-        }
-        write_version(out);
-    }
-
-    fn decode(&self, nonce: u64, reply: Value) -> Option<(u64, Vec<RenewReply>)> {
-        decode_renewals(self.0.len(), nonce, reply)
-    }
-}
-
-/// Decodes the reply to a batch of `count` renewals of any kind.
-pub(super) fn decode_renewals(
-    count: usize,
-    nonce: u64,
-    reply: Value,
-) -> Option<(u64, Vec<RenewReply>)> {
-    let Value::Array(values) = reply else { return None };
-    let mut values = values.into_iter();
-    let head = values.next()?;
-    let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
-    let mut answers = Vec::with_capacity(count);
-    for value in values {
-        answers.push(match value {
-            Value::Int(1) => RenewReply::Renewed,
-            // A key of another type is not a lock, so the lock is gone.
-            Value::Int(0 | -1) => RenewReply::Gone,
-            Value::BulkString(id) => {
-                RenewReply::HeldByOther(String::from_utf8_lossy(&id).into_owned())
-            }
-            _ => return None,
-        });
-    }
-    (answers.len() == count).then_some((now_us, answers))
 }
 
 pub(super) fn write_lock_keys(out: &mut Vec<u8>, key: &LockKey) {

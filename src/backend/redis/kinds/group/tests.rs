@@ -62,14 +62,6 @@ fn requests_name_the_group_and_its_limit() {
     assert_eq!(release(LockKind::Write), ["me", "w", "", "-1"]);
     assert_eq!(release(permits), ["me", "w", "", "3"]);
 
-    let renewal = MemberRenewal { key: &key, id: "me", count: 3, ttl_ms: 10, refresh_token: false };
-    let both = [renewal, MemberRenewal { refresh_token: true, ..renewal }];
-    let both = RenewMembers(&both);
-    let own_keys = [0, 4, 2, 0, 4, 2].map(|at| keys()[at].clone());
-    assert_eq!(
-        script_arguments(&both, &own_keys),
-        ["me", "3", "10", "0", "me", "3", "10", "3600010"]
-    );
     let downgrade = Downgrade { key: &key, id: "me", ttl_ms: 10 };
     assert_eq!(script_arguments(&downgrade, &keys()), ["me", "10"]);
     let list = [&key];

@@ -1,7 +1,10 @@
 //! Encoding of requests and decoding of replies.
 
 use super::*;
-use crate::backend::redis::test_util::script_arguments;
+use crate::backend::redis::{
+    kinds::renew::{Renew, tests::renewal},
+    test_util::script_arguments,
+};
 use proptest::prelude::*;
 
 fn acquire(key: &LockKey) -> Acquire<'_> {
@@ -54,20 +57,6 @@ fn request_is_one_well_formed_command() {
     ] {
         assert!(script_arguments(&unusual, &keys).len() > 2, "the script decides by their number");
     }
-    let renewals = [("a", "i", 1), ("b", "j", 2), ("c", "k", 3)].map(|(lock, id, ttl_ms)| {
-        Renewal { lock, id, ttl_ms, never_shorten: false, token_key: None }
-    });
-    assert_eq!(
-        script_arguments(&Renew(&renewals), &["a", "b", "c"].map(str::to_owned)),
-        ["7", "i", "1", "j", "2", "k", "3"]
-    );
-    let fenced =
-        [renewals[0], Renewal { token_key: Some(key.token_key()), ..renewals[1] }, renewals[2]];
-    let keys = ["a", "b", "c", &keys[2]].map(str::to_owned);
-    assert_eq!(
-        script_arguments(&Renew(&fenced), &keys),
-        ["7", "i", "1", "j", "2", "k", "3", "3600002"]
-    );
 }
 
 fn release_of(key: &LockKey) -> Release<'_> {
@@ -187,8 +176,7 @@ fn token_out_of_range_is_rejected() {
 #[test]
 fn clock_out_of_range_is_rejected() {
     let key = LockKey::new("", "x").unwrap();
-    let renewals =
-        [Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None }];
+    let renewals = [renewal(&key)];
     let release = release_of(&key);
     // The last value that leaves a year of room, the next one, and the largest integer that Lua can
     // count with.
@@ -211,28 +199,6 @@ fn clock_out_of_range_is_rejected() {
     }
 }
 
-#[test]
-fn renew_reply_needs_one_answer_per_lock() {
-    let renewals = [
-        Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None },
-        Renewal { lock: "b", id: "j", ttl_ms: 1, never_shorten: false, token_key: None },
-    ];
-    let reply = |answers: Vec<Value>| Value::Array([vec![text("1 3")], answers].concat());
-    assert_eq!(
-        Renew(&renewals).decode(1, reply(vec![Value::Int(1), text("somebody")])),
-        Some((3, vec![RenewReply::Renewed, RenewReply::HeldByOther("somebody".into())]))
-    );
-    // A key that is gone, and a key that has another type.
-    let gone = Renew(&renewals).decode(1, reply(vec![Value::Int(0), Value::Int(-1)])).unwrap();
-    assert_eq!(
-        (Renew::server_us(&gone), gone.1),
-        (Some(3), vec![RenewReply::Gone, RenewReply::Gone])
-    );
-    assert_eq!(Renew(&renewals).decode(1, reply(vec![Value::Int(1)])), None);
-    assert_eq!(Renew(&renewals).decode(1, reply(vec![Value::Int(1), Value::Int(2)])), None);
-    assert_eq!(Renew(&renewals).decode(2, reply(vec![Value::Int(1), Value::Int(1)])), None);
-}
-
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         any::<i64>().prop_map(Value::Int),
@@ -251,8 +217,7 @@ proptest! {
     #[test]
     fn no_reply_panics(value in any_value()) {
         let key = LockKey::new("", "x").unwrap();
-        let renewals =
-            [Renewal { lock: "a", id: "i", ttl_ms: 1, never_shorten: false, token_key: None }];
+        let renewals = [renewal(&key)];
         acquire(&key).decode(9, value.clone());
         release_of(&key).decode(9, value.clone());
         Renew(&renewals).decode(9, value);
