@@ -1,6 +1,6 @@
 //! `MySqlAcquisition`: one claim: first without waiting, then in the server's queue for the row.
 
-use std::{sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use super::{
     cleanup,
@@ -13,21 +13,24 @@ use super::{
     packet::StatementResult,
     pool::PooledSession,
     statement::{RENEW, ROLLBACK},
-    waits::Wait,
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace,
-        ReservedPlaces,
+        AcquireRequest, Acquisition, Answer, Asking, CancelHandle, Contention, NextStep,
+        QueuePlace, ReservedPlaces,
         checkout_queue::Place,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
+        cancel::CancelRegistration,
         claim::{Grant, GrantNotice, Residue},
         holder::Holder,
         validity::{deadline_from_sent, request_timeout},
     },
-    sys::clock::{self, Moment},
+    sys::{
+        clock::{self, Moment},
+        sync::Mutex,
+    },
 };
 
 /// Number of times that one call asks again after the server has rolled its transaction back, or
@@ -51,7 +54,7 @@ pub(super) struct MySqlAcquisition<'a> {
     place: Option<Arc<Place>>,
     /// Ready for the next request; `None` before the first one, and after a failure.
     session: Option<PooledSession>,
-    waiting: Option<Waiting<'a>>,
+    waiting: Option<Waiting>,
     /// The row was busy, so the next request waits for it.
     was_busy: bool,
     undecided: u32,
@@ -60,10 +63,11 @@ pub(super) struct MySqlAcquisition<'a> {
 }
 
 /// A session whose statement waits in the server's queue.
-struct Waiting<'a> {
+struct Waiting {
     session: PooledSession,
-    wait: Wait<'a>,
     sent: Moment,
+    /// What closes the connection at a shutdown or a cancellation.
+    ends: Vec<CancelRegistration>,
 }
 
 impl<'a> MySqlAcquisition<'a> {
@@ -146,12 +150,18 @@ impl<'a> MySqlAcquisition<'a> {
         let statement = session.prepare_wait(self.request.claim_window)
             + &table.await_row(name, id, limit, is_mariadb);
         session.notice_silence();
-        let wait = self.database.waits.enter(&session.connection, cancel);
-        let wait = wait.map_err(NodeError::not_sent)?;
+        let end = session.connection.cancel_handle().map_err(NodeError::not_sent)?;
+        let end = Mutex::new(Some(end));
+        let end = Arc::new(move || {
+            let end = end.lock().take();
+            end.into_iter().for_each(CancelHandle::cancel);
+        });
+        let tokens = iter::once(&self.database.shutdown).chain(cancel);
+        let ends = tokens.map(|token| token.on_cancel(end.clone())).collect();
         let sent = clock::now();
         session.connection.send(&statement, self.deadline())?;
         self.left_waiting = true;
-        let mut waiting = Waiting { session, wait, sent };
+        let mut waiting = Waiting { session, sent, ends };
         match waiting.session.connection.receive(clock::now().saturating_add(LOOK_AFTER)) {
             Ok(reply) => self.end_wait(waiting, reply),
             Err(error) if error.is_timeout() => {
@@ -172,13 +182,13 @@ impl<'a> MySqlAcquisition<'a> {
     /// more.
     fn end_wait(
         &mut self,
-        waiting: Waiting<'_>,
+        waiting: Waiting,
         reply: Vec<StatementResult>,
     ) -> Result<Answer, NodeError> {
         let AcquireRequest { claim, claim_window, .. } = self.request;
-        let Waiting { mut session, wait, sent } = waiting;
+        let Waiting { mut session, sent, ends } = waiting;
         self.left_waiting = false;
-        drop(wait);
+        drop(ends);
         match row_result(reply) {
             RowResult::Acquired(token) => {
                 session.note_wait_for(claim.key.lock_key());

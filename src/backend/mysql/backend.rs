@@ -249,7 +249,7 @@ impl Backend for MySqlBackend {
     }
 
     fn end_waits(&self) {
-        self.database.waits.end_all();
+        self.database.shutdown.cancel();
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {

@@ -8,11 +8,11 @@ use std::{
 
 use super::{
     connection::Connection, held::HeldLocks, inspect, loss_watch::LossWatch, outcome::check,
-    pool::SessionPool, session::SessionSettings, statement::Table, waits::Waits,
+    pool::SessionPool, session::SessionSettings, statement::Table,
 };
 use crate::{
     backend::error::NodeError,
-    core::{holder::Holder, key::LockKey},
+    core::{cancel::CancelToken, holder::Holder, key::LockKey},
     sys::clock::{self, Moment},
 };
 
@@ -29,7 +29,8 @@ pub(super) struct Database {
     pub(super) locks: SessionPool,
     pub(super) control: SessionPool,
     pub(super) held: Arc<HeldLocks>,
-    pub(super) waits: Waits,
+    /// Ends the waits in the server's queues at a shutdown.
+    pub(super) shutdown: CancelToken,
     pub(super) watch: OnceLock<LossWatch>,
 }
 
@@ -50,7 +51,7 @@ impl Database {
             locks: SessionPool::new(settings.clone(), max_connections),
             control: SessionPool::new(settings, CONTROL_CONNECTIONS),
             held: Arc::default(),
-            waits: Waits::default(),
+            shutdown: CancelToken::new(),
             watch: OnceLock::new(),
         }
     }

@@ -21,7 +21,6 @@ mod renewals;
 mod session;
 mod sign_in;
 mod statement;
-mod waits;
 
 #[cfg(feature = "tls")]
 pub(crate) use self::examine::certificates;
