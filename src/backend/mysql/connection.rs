@@ -34,22 +34,6 @@ const READ_BYTES_MAX: usize = 16 << 10;
 /// Maximum number of reads after the deadline, for a reply that has already arrived.
 const LATE_READS_MAX: usize = 8;
 
-/// Why a connection could not be opened. Nothing but the sign-in was sent.
-#[derive(Debug)]
-pub(super) enum OpenError {
-    Node(NodeError),
-    Refused(ServerError),
-}
-
-impl From<OpenError> for NodeError {
-    fn from(error: OpenError) -> NodeError {
-        match error {
-            OpenError::Node(error) => error,
-            OpenError::Refused(error) => refusal(&error),
-        }
-    }
-}
-
 pub(super) struct Connection {
     label: Arc<str>,
     password: Option<Arc<str>>,
@@ -70,14 +54,14 @@ struct Link {
 }
 
 impl Connection {
-    /// Connects and signs in.
+    /// Connects and signs in. Nothing but the sign-in is sent if that fails.
     pub(super) fn open(
         endpoint: &MySqlEndpoint,
         deadline: Moment,
-    ) -> Result<Connection, OpenError> {
-        let addresses = endpoint.discovery.resolve(deadline).map_err(OpenError::Node)?;
-        let transport = transport::connect(&addresses, None, deadline)
-            .map_err(|error| OpenError::Node(NodeError::not_sent(error)))?;
+    ) -> Result<Connection, NodeError> {
+        let addresses = endpoint.discovery.resolve(deadline)?;
+        let transport =
+            transport::connect(&addresses, None, deadline).map_err(NodeError::not_sent)?;
         let connection = Connection::sign_in(endpoint, transport, deadline)?;
         log_safely!(debug, "connected to {}", endpoint.label);
         Ok(connection)
@@ -87,10 +71,10 @@ impl Connection {
         endpoint: &MySqlEndpoint,
         transport: Box<dyn Transport>,
         deadline: Moment,
-    ) -> Result<Connection, OpenError> {
+    ) -> Result<Connection, NodeError> {
         let quote = |text: &str| endpoint.quote(text);
         let mut link = Link::new(transport);
-        let failed = |kind| OpenError::Node(NodeError { outcome_unknown: false, kind });
+        let failed = |kind| NodeError { outcome_unknown: false, kind };
         let malformed = |what: Malformed| failed(what.into());
         let (_, payload) = link.read_packet(deadline).map_err(|kind| match kind {
             NodeErrorKind::TimedOut if link.input.is_empty() => failed(NodeErrorKind::NoGreeting),
@@ -99,7 +83,7 @@ impl Connection {
         // For example if there are too many connections.
         if payload.first() == Some(&0xff) {
             return Err(
-                ServerError::parse(&payload, quote).map_or_else(malformed, OpenError::Refused)
+                ServerError::parse(&payload, quote).map_or_else(malformed, |error| refusal(&error))
             );
         }
         let greeting = Greeting::parse(&payload, quote).map_err(malformed)?;
@@ -124,7 +108,7 @@ impl Connection {
                     .write_packet(number.wrapping_add(1), &[&reply], deadline)
                     .map_err(|(_, kind)| failed(kind))?,
                 Step::Wait => {}
-                Step::Refused(error) => return Err(OpenError::Refused(error)),
+                Step::Refused(error) => return Err(refusal(&error)),
                 Step::SignedIn => {
                     return Ok(Connection {
                         label: endpoint.label.clone(),

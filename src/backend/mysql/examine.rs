@@ -84,7 +84,7 @@ pub(crate) fn certificates(
     let (client, shown) = endpoint.security.as_ref()?.recording();
     endpoint.security = Some(client);
     let connected = Connection::open(&endpoint, clock::now().saturating_add(timeout));
-    let failure = connected.err().map(|error| NodeError::from(error).kind.to_string());
+    let failure = connected.err().map(|error| error.kind.to_string());
     Some(shown.of(&endpoint.label, failure))
 }
 
