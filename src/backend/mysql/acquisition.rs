@@ -149,7 +149,8 @@ impl<'a> MySqlAcquisition<'a> {
         let is_mariadb = session.connection.is_mariadb();
         let statement = session.prepare_wait(self.request.claim_window)
             + &table.await_row(name, id, limit, is_mariadb);
-        session.notice_silence();
+        // The wait has no limit, so the system must close the connection soon if the path breaks.
+        session.bear_silence(Duration::ZERO);
         let end = session.connection.cancel_handle().map_err(NodeError::not_sent)?;
         let end = Mutex::new(Some(end));
         let end = Arc::new(move || {

@@ -7,10 +7,10 @@ use super::{
     cleanup::{self, WaitCleaner},
     connection::Connection,
     database::Database,
-    held::HeldSession,
     inspect,
     loss_watch::LossWatch,
     outcome::{NO_TABLE, bytes, check, is_no_connection, is_released, number, rows},
+    pool::PooledSession,
     renewals::MySqlRenewals,
     session::SessionSettings,
     statement::{PRUNE_ROWS_MAX, kill},
@@ -24,6 +24,7 @@ use crate::{
     core::{
         cancel::CancelToken,
         claim::{Claim, Residue},
+        glob,
         holder::Holder,
         key::LockKey,
         lease::Lease,
@@ -128,12 +129,11 @@ impl MySqlBackend {
 
     fn release(
         &self,
-        held: Box<HeldSession>,
+        mut session: Box<PooledSession>,
         claim: &Claim,
         was_held: bool,
         deadline: Moment,
     ) -> std::result::Result<Released, NodeError> {
-        let mut session = held.session;
         let release = self.database.table.release(claim.key.lock_key(), claim.id.as_str());
         // Without the usual lease, the server would soon close the idle connection.
         let lease = session.prepare_lease(claim.ttl);
@@ -141,7 +141,7 @@ impl MySqlBackend {
         let reply = session.query_after_owed(&statement, deadline);
         match reply.and_then(|reply| is_released(&reply)) {
             Ok(true) => {
-                self.database.locks.put(session);
+                self.database.locks.put(*session);
                 Ok(Released::Released)
             }
             Err(error) if error.is_timeout() => Err(error),
@@ -339,8 +339,9 @@ impl Backend for MySqlBackend {
     ) -> std::result::Result<Vec<LockInfo>, BackendError> {
         let listed =
             self.database.with_control(self.database.deadline(), |connection, deadline| {
-                let matches = inspect::matcher(pattern);
-                inspect::list(&self.database.table, connection, prefix, matches, deadline)
+                let statement = self.database.table.list();
+                let matches = |name: &str| glob::matches(pattern.as_bytes(), name.as_bytes());
+                inspect::describe(connection, &statement, prefix, matches, deadline)
             });
         listed.map_err(BackendError::Node)
     }

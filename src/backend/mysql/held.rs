@@ -20,20 +20,13 @@ pub(super) struct HeldLocks {
 }
 
 /// `None` while a renewal uses the session.
-type Slot = Option<Box<HeldSession>>;
-
-#[derive(Debug)]
-pub(super) struct HeldSession {
-    pub(super) session: PooledSession,
-    /// When the renewal was sent that the server has not replied to yet.
-    pub(super) renewal_sent: Option<Moment>,
-}
+type Slot = Option<Box<PooledSession>>;
 
 impl HeldLocks {
     /// Keeps a session.
-    pub(super) fn insert(&self, id: &str, session: PooledSession) {
-        let held = Box::new(HeldSession { session, renewal_sent: None });
-        let replaced = self.slots.lock().insert(id.into(), Some(held));
+    pub(super) fn insert(&self, id: &str, mut session: PooledSession) {
+        session.renewal_sent = None;
+        let replaced = self.slots.lock().insert(id.into(), Some(Box::new(session)));
         drop(replaced);
     }
 
@@ -41,8 +34,8 @@ impl HeldLocks {
     /// watch begins under the mutex, so that it finds the session here; it does not block. If a
     /// renewal uses the session, the watch begins when it is put back.
     pub(super) fn watch(&self, id: &str, watch: Option<&LossWatch>) {
-        if let (Some(watch), Some(Some(held))) = (watch, self.slots.lock().get_mut(id)) {
-            held.session.watch(watch);
+        if let (Some(watch), Some(Some(session))) = (watch, self.slots.lock().get_mut(id)) {
+            session.watch(watch);
         }
     }
 
@@ -51,13 +44,13 @@ impl HeldLocks {
     pub(super) fn ids_of(&self, connections: &HashSet<u64>) -> Vec<Box<str>> {
         let slots = self.slots.lock();
         let lost = slots.iter().filter(|(_, slot)| {
-            slot.as_ref().is_some_and(|held| connections.contains(&held.session.connection.id()))
+            slot.as_ref().is_some_and(|session| connections.contains(&session.connection.id()))
         });
         lost.map(|(id, _)| id.clone()).collect()
     }
 
     /// Lends a session to a renewal. `None` if there is none, or it is in use.
-    pub(super) fn check_out(&self, id: &str) -> Option<Box<HeldSession>> {
+    pub(super) fn check_out(&self, id: &str) -> Option<Box<PooledSession>> {
         self.slots.lock().get_mut(id)?.take()
     }
 
@@ -66,14 +59,14 @@ impl HeldLocks {
     pub(super) fn put_back(
         &self,
         id: &str,
-        held: Option<Box<HeldSession>>,
+        session: Option<Box<PooledSession>>,
         watch: Option<&LossWatch>,
     ) {
         let mut slots = self.slots.lock();
-        let unused = match (slots.get_mut(id), held) {
-            (Some(slot), Some(mut held)) => {
-                watch.into_iter().for_each(|watch| held.session.watch(watch));
-                *slot = Some(held);
+        let unused = match (slots.get_mut(id), session) {
+            (Some(slot), Some(mut session)) => {
+                watch.into_iter().for_each(|watch| session.watch(watch));
+                *slot = Some(session);
                 None
             }
             (Some(_), None) => {
@@ -81,7 +74,7 @@ impl HeldLocks {
                 None
             }
             // Discarded meanwhile.
-            (None, held) => held,
+            (None, session) => session,
         };
         drop(slots);
         clock::wake_all(&self.returned);
@@ -89,7 +82,7 @@ impl HeldLocks {
     }
 
     /// Takes a session away, waiting until `until` for a renewal that uses it.
-    pub(super) fn take(&self, id: &str, until: Moment) -> Option<Box<HeldSession>> {
+    pub(super) fn take(&self, id: &str, until: Moment) -> Option<Box<PooledSession>> {
         let mut slots = self.slots.lock();
         while matches!(slots.get(id), Some(None)) && clock::now() < until {
             clock::park(&self.returned, &mut slots, until);

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::error::NodeError,
-    core::{glob, holder::Holder, id::LockId, key::LockKey},
+    core::{holder::Holder, id::LockId, key::LockKey},
     lock_info::LockInfo,
     sys::clock::Moment,
 };
@@ -51,17 +51,6 @@ fn holder_in(found: &Rows, row: usize, waiters: Option<u64>) -> Option<Holder> {
     Some(Holder::from_row(id, token, waiters, now_us))
 }
 
-/// Describes all locks whose names match, by name.
-pub(super) fn list(
-    table: &Table,
-    connection: &mut Connection,
-    prefix: &str,
-    matches: impl Fn(&str) -> bool,
-    deadline: Moment,
-) -> Result<Vec<LockInfo>, NodeError> {
-    describe(connection, &table.list(), prefix, matches, deadline)
-}
-
 /// Describes one lock.
 pub(super) fn lookup(
     table: &Table,
@@ -75,7 +64,8 @@ pub(super) fn lookup(
     Ok(found.into_iter().next())
 }
 
-fn describe(
+/// Describes the locks whose rows a statement returns, and whose names match, by name.
+pub(super) fn describe(
     connection: &mut Connection,
     statement: &str,
     prefix: &str,
@@ -114,9 +104,4 @@ fn waiters(listed: &Rows) -> BTreeMap<Vec<u8>, Vec<String>> {
     let began = |id: &String| id.parse::<LockId>().ok().map(|id| id.asked_at_ms());
     waiting.values_mut().for_each(|ids| ids.sort_by_key(began));
     waiting
-}
-
-/// A pattern for names, as Redis knows it.
-pub(super) fn matcher(pattern: &str) -> impl Fn(&str) -> bool {
-    move |name| glob::matches(pattern.as_bytes(), name.as_bytes())
 }

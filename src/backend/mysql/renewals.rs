@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{database::Database, held::HeldSession, outcome::is_renewed, statement::RENEW};
+use super::{database::Database, outcome::is_renewed, pool::PooledSession, statement::RENEW};
 use crate::{
     backend::{
         LeaseRenewals, Renewal, RenewalLimits, RenewalReport,
@@ -22,7 +22,7 @@ pub(super) struct MySqlRenewals(pub(super) Arc<Database>);
 /// A renewal that was sent.
 struct Pending {
     index: usize,
-    held: Box<HeldSession>,
+    session: Box<PooledSession>,
     sent: Moment,
 }
 
@@ -36,8 +36,8 @@ impl LeaseRenewals for MySqlRenewals {
         let mut pending = Vec::new();
         for (index, lease) in leases.iter().enumerate() {
             match held.check_out(lease.claim.id.as_str()) {
-                Some(held) => match send(held, lease) {
-                    Some((held, sent)) => pending.push(Pending { index, held, sent }),
+                Some(session) => match send(session, lease) {
+                    Some((session, sent)) => pending.push(Pending { index, session, sent }),
                     None => renewals[index] = self.lose(lease),
                 },
                 // Released meanwhile, or lost.
@@ -51,12 +51,12 @@ impl LeaseRenewals for MySqlRenewals {
             && clock::now() < deadline
         {
             let transports: Vec<&dyn Transport> =
-                pending.iter().filter_map(|one| one.held.session.connection.transport()).collect();
+                pending.iter().filter_map(|one| one.session.connection.transport()).collect();
             let ready = poll_readable(&transports, next.min(deadline), Duration::ZERO);
             let mut ready = ready.into_iter();
             for mut one in std::mem::take(&mut pending) {
                 // A closed connection is not among those that were polled.
-                let is_open = one.held.session.connection.transport().is_some();
+                let is_open = one.session.connection.transport().is_some();
                 if is_open && !ready.next().unwrap_or(true) {
                     pending.push(one);
                     continue;
@@ -67,7 +67,7 @@ impl LeaseRenewals for MySqlRenewals {
                         let until = deadline_from_sent(one.sent, lease.claim.ttl);
                         let until = until.max(lease.deadline());
                         renewals[one.index] = Renewal::Confirmed { until, sent: one.sent };
-                        held.put_back(lease.claim.id.as_str(), Some(one.held), watch);
+                        held.put_back(lease.claim.id.as_str(), Some(one.session), watch);
                     }
                     Some(false) => renewals[one.index] = self.lose(lease),
                     None => pending.push(one),
@@ -81,7 +81,7 @@ impl LeaseRenewals for MySqlRenewals {
         let timed_out = !pending.is_empty();
         for one in pending {
             // The reply may still come. The next renewal reads it.
-            held.put_back(leases[one.index].claim.id.as_str(), Some(one.held), watch);
+            held.put_back(leases[one.index].claim.id.as_str(), Some(one.session), watch);
         }
         let error = || NodeError::outcome_unknown(NodeErrorKind::TimedOut);
         let failure = timed_out.then(|| BackendError::Node(error()));
@@ -104,27 +104,27 @@ impl MySqlRenewals {
 }
 
 /// Sends a renewal, unless the last one has no reply yet. `None` if the connection is broken.
-fn send(mut held: Box<HeldSession>, lease: &Lease) -> Option<(Box<HeldSession>, Moment)> {
-    if let Some(sent) = held.renewal_sent {
-        return Some((held, sent));
+fn send(mut session: Box<PooledSession>, lease: &Lease) -> Option<(Box<PooledSession>, Moment)> {
+    if let Some(sent) = session.renewal_sent {
+        return Some((session, sent));
     }
     // After a wait, the server keeps the lock only for the claim window.
-    let renewal = held.session.prepare_lease(lease.claim.ttl) + RENEW;
+    let renewal = session.prepare_lease(lease.claim.ttl) + RENEW;
     let sent = clock::now();
     // The request is smaller than any socket's buffer, which is empty.
-    held.session.connection.send(&renewal, sent).ok()?;
-    held.renewal_sent = Some(sent);
-    Some((held, sent))
+    session.connection.send(&renewal, sent).ok()?;
+    session.renewal_sent = Some(sent);
+    Some((session, sent))
 }
 
 /// Reads a reply, if it has arrived: whether it confirms the lease.
 fn receive(one: &mut Pending) -> Option<bool> {
-    let connection = &mut one.held.session.connection;
+    let connection = &mut one.session.connection;
     let id = connection.id();
     match connection.try_receive() {
         Ok(None) => None,
         Ok(Some(reply)) => {
-            one.held.renewal_sent = None;
+            one.session.renewal_sent = None;
             Some(is_renewed(&reply, id).unwrap_or(false))
         }
         Err(_) => Some(false),

@@ -36,6 +36,8 @@ pub(super) struct Session {
     is_watched: bool,
     /// Time for which the path to the server may be broken before the system closes the connection.
     silence_max: Duration,
+    /// When the renewal was sent that the server has not replied to yet.
+    pub(super) renewal_sent: Option<Moment>,
     /// The lock for which this connection has waited last, and when it got it.
     waited_for: Option<(Box<str>, Moment)>,
 }
@@ -70,6 +72,7 @@ impl Session {
             lease_seconds,
             is_watched: false,
             silence_max: SILENCE_MAX,
+            renewal_sent: None,
             waited_for: None,
         }
     }
@@ -125,12 +128,6 @@ impl Session {
             bear_silence(transport, longest);
             self.silence_max = longest;
         }
-    }
-
-    /// Lets the system close the connection soon if the path to the server is broken, for a wait
-    /// without a limit.
-    pub(super) fn notice_silence(&mut self) {
-        self.bear_silence(SILENCE_MAX);
     }
 
     /// What to send before anything else so that the server keeps a lock for `ttl`; or nothing.
