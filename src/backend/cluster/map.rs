@@ -1,5 +1,7 @@
 //! `SlotMap`: which node of a cluster serves each slot. Pure.
 
+use std::{collections::BTreeSet, sync::Arc};
+
 use redis::Value;
 
 use crate::{backend::discovery::ServerName, core::cluster_slot::SLOTS};
@@ -8,19 +10,14 @@ use crate::{backend::discovery::ServerName, core::cluster_slot::SLOTS};
 /// nodes without end.
 pub(super) const NODES_MAX: usize = 1_000;
 
+/// The node of each slot that a node serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlotMap {
-    nodes: Vec<ServerName>,
-    /// Index of the node of each slot; `UNSERVED` if no node serves it.
-    owners: Vec<u16>,
-}
-
-const UNSERVED: u16 = u16::MAX;
+pub(super) struct SlotMap(Vec<Option<Arc<ServerName>>>);
 
 impl SlotMap {
     /// A map in which no slot is served.
     pub(super) fn unserved() -> SlotMap {
-        SlotMap { nodes: Vec::new(), owners: vec![UNSERVED; usize::from(SLOTS)] }
+        SlotMap(vec![None; usize::from(SLOTS)])
     }
 
     /// Reads the reply of the node `asked` to `CLUSTER SLOTS`.
@@ -38,50 +35,28 @@ impl SlotMap {
             }
             // The node does not know the address of the master.
             let Some(node) = address(master, asked)? else { continue };
-            let index = map.index_of(node)?;
-            map.owners[first..=last].fill(index);
+            map.0[first..=last].fill(Some(Arc::new(node)));
         }
-        Some(map)
+        (map.masters().len() <= NODES_MAX).then_some(map)
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<&ServerName> {
-        self.nodes.get(usize::from(*self.owners.get(usize::from(slot))?))
+        self.0.get(usize::from(slot))?.as_deref()
     }
 
     /// Records that a node serves the slot. Returns whether that is new.
     pub(super) fn set_owner(&mut self, slot: u16, node: ServerName) -> bool {
-        if self.owner(slot) == Some(&node) {
-            return false;
-        }
-        let index = self.index_of(node);
-        match (index, self.owners.get_mut(usize::from(slot))) {
-            (Some(index), Some(owner)) => *owner = index,
+        let is_new = self.owner(slot) != Some(&node);
+        match self.0.get_mut(usize::from(slot)) {
+            Some(owner) if is_new => *owner = Some(Arc::new(node)),
             _ => return false,
         }
         true
     }
 
     /// Returns the nodes that serve at least one slot.
-    pub(super) fn masters(&self) -> Vec<&ServerName> {
-        let mut serves = vec![false; self.nodes.len()];
-        for owner in &self.owners {
-            if let Some(serves) = serves.get_mut(usize::from(*owner)) {
-                *serves = true;
-            }
-        }
-        self.nodes.iter().zip(serves).filter(|(_, serves)| *serves).map(|(node, _)| node).collect()
-    }
-
-    fn index_of(&mut self, node: ServerName) -> Option<u16> {
-        let known = self.nodes.iter().position(|known| *known == node);
-        let index = known.unwrap_or(self.nodes.len());
-        if known.is_none() {
-            if index >= NODES_MAX {
-                return None;
-            }
-            self.nodes.push(node);
-        }
-        u16::try_from(index).ok()
+    pub(super) fn masters(&self) -> BTreeSet<&ServerName> {
+        self.0.iter().flatten().map(|node| &**node).collect()
     }
 }
 
@@ -139,7 +114,8 @@ mod tests {
         assert!(!map.set_owner(0, name("a", 1)));
         assert!(map.set_owner(100, name("b", 5)));
         assert_eq!(map.owner(100), Some(&name("b", 5)));
-        assert_eq!(map.masters(), [&name("a", 1), &name("asked", 3), &name("b", 5)]);
+        let masters: Vec<_> = map.masters().into_iter().cloned().collect();
+        assert_eq!(masters, [name("a", 1), name("asked", 3), name("b", 5)]);
     }
 
     #[test]
@@ -162,9 +138,13 @@ mod tests {
 
     #[test]
     fn number_of_nodes_is_bounded() {
-        let mut map = SlotMap::unserved();
-        let known = (0..SLOTS).filter(|slot| map.set_owner(*slot, name("h", *slot))).count();
-        assert_eq!((known, map.masters().len()), (NODES_MAX, NODES_MAX));
+        let parse = |nodes| {
+            let ranges = (0..nodes).map(|at| range(at, at, text("h"), at + 1)).collect();
+            SlotMap::parse(&Value::Array(ranges), &name("asked", 9))
+        };
+        let most = NODES_MAX as i64;
+        assert_eq!(parse(most).unwrap().masters().len(), NODES_MAX);
+        assert_eq!(parse(most + 1), None);
     }
 
     proptest! {
