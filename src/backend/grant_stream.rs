@@ -39,14 +39,6 @@ pub(crate) enum StreamEvent {
     Resubscribed(Box<dyn Fn(&str) -> bool + Send>),
 }
 
-/// A subscription that could not be opened.
-#[derive(Debug)]
-pub(crate) struct StreamError {
-    pub(crate) cause: NodeError,
-    /// A caller with more time may succeed.
-    pub(crate) out_of_time: bool,
-}
-
 /// Ends a read early, from any thread.
 pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
 

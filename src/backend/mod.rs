@@ -22,11 +22,9 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 pub(crate) use self::acquire_all::{AllAnswer, AllOutcome, AllRequest};
 pub(crate) use self::checkout_queue::ReservedPlaces;
-use self::error::BackendError;
+use self::error::{BackendError, NodeError};
 pub(crate) use self::feature::Feature;
-pub(crate) use self::grant_stream::{
-    CancelHandle, GrantStream, QueuePlace, StreamError, StreamEvent, Wake,
-};
+pub(crate) use self::grant_stream::{CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake};
 pub(crate) use self::lease_renewals::{
     LeaseRenewals, LeaseResidue, RenewSoon, Renewal, RenewalLimits, RenewalReport,
 };
@@ -76,7 +74,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         &self,
         channel: &str,
         deadline: Moment,
-    ) -> Result<Box<dyn GrantStream>, StreamError>;
+    ) -> Result<Box<dyn GrantStream>, NodeError>;
 
     /// Ends the requests that wait at the servers for their locks, because the manager is shut
     /// down.

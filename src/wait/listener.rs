@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::registry::{WaitRegistry, WaitSlot, Wake};
 use crate::{
-    backend::{Backend, CancelHandle, GrantStream, QueuePlace, StreamError, StreamEvent},
+    backend::{Backend, CancelHandle, GrantStream, QueuePlace, StreamEvent, error::NodeError},
     core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
     sys::{
         clock::{self, Moment},
@@ -136,12 +136,13 @@ impl GrantListener {
         }
         let deadline = clock::now().saturating_add(self.backend.operation_timeout());
         let opened = self.backend.open_stream(&self.channel, until.min(deadline)).and_then(open);
-        self.on_subscribe_result(opened, opener)
+        self.on_subscribe_result(opened, until < deadline, opener)
     }
 
     fn on_subscribe_result(
         &self,
-        opened: Result<(Box<dyn GrantStream>, CancelHandle), StreamError>,
+        opened: Result<(Box<dyn GrantStream>, CancelHandle), NodeError>,
+        has_less_time: bool,
         opener: &WaitSlot,
     ) -> bool {
         let now = clock::now();
@@ -162,12 +163,12 @@ impl GrantListener {
                 true
             }
             // Causes no back-off, because a caller with more time may succeed.
-            Err(StreamError { out_of_time: true, .. }) => {
+            Err(cause) if has_less_time && cause.is_timeout() => {
                 state.subscribed = Subscribed::No;
                 drop(state);
                 false
             }
-            Err(StreamError { cause, .. }) => {
+            Err(cause) => {
                 state.subscribed = Subscribed::No;
                 state.record_failure(now, RETRY_PAUSE_MAX);
                 let first = !std::mem::replace(&mut state.outage_logged, true);
@@ -352,11 +353,9 @@ impl GrantListener {
 }
 
 /// Adds the handle by which other threads close a stream.
-fn open(stream: Box<dyn GrantStream>) -> Result<(Box<dyn GrantStream>, CancelHandle), StreamError> {
-    match stream.cancel_handle() {
-        Ok(cancel_handle) => Ok((stream, cancel_handle)),
-        Err(cause) => Err(StreamError { cause, out_of_time: false }),
-    }
+fn open(stream: Box<dyn GrantStream>) -> Result<(Box<dyn GrantStream>, CancelHandle), NodeError> {
+    let cancel_handle = stream.cancel_handle()?;
+    Ok((stream, cancel_handle))
 }
 
 impl SubscriptionState {

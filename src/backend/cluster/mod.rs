@@ -27,7 +27,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllOutcome, AllRequest, Backend,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        ReportedIds, ResidueCleaner, StreamError,
+        ReportedIds, ResidueCleaner,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{
             Connection, Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request,
@@ -148,13 +148,9 @@ impl Backend for ClusterBackend {
         Box::new(ClusterAcquisition::on(server, &self.subscriptions, request))
     }
 
-    fn open_stream(&self, channel: &str, _: Moment) -> Result<Box<dyn GrantStream>, StreamError> {
-        match ClusterGrantStream::open(&self.router, &self.subscriptions, channel) {
-            Ok(stream) => Ok(Box::new(stream)),
-            Err(error) => {
-                Err(StreamError { cause: NodeError::not_sent(error), out_of_time: false })
-            }
-        }
+    fn open_stream(&self, channel: &str, _: Moment) -> Result<Box<dyn GrantStream>, NodeError> {
+        let stream = ClusterGrantStream::open(&self.router, &self.subscriptions, channel);
+        Ok(Box::new(stream.map_err(NodeError::not_sent)?))
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {

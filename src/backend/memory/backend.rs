@@ -7,7 +7,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllRequest, Backend, CleanupLimits,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        RenewalLimits, RenewalReport, ReportedIds, ResidueCleaner, StreamError,
+        RenewalLimits, RenewalReport, ReportedIds, ResidueCleaner,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, RedisAcquisition, ReleaseAttempts, Request,
@@ -115,11 +115,8 @@ impl Backend for MemoryBackend {
         Box::new(RedisAcquisition::on(self, self.operation_timeout, request))
     }
 
-    fn open_stream(&self, channel: &str, _: Moment) -> Result<Box<dyn GrantStream>, StreamError> {
-        match MemoryGrantStream::open(&self.server, &self.label, channel) {
-            Ok(stream) => Ok(Box::new(stream)),
-            Err(cause) => Err(StreamError { cause, out_of_time: false }),
-        }
+    fn open_stream(&self, channel: &str, _: Moment) -> Result<Box<dyn GrantStream>, NodeError> {
+        Ok(Box::new(MemoryGrantStream::open(&self.server, &self.label, channel)?))
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
-        ReleaseReport, RenewSoon, ReportedIds, ReservedPlaces, ResidueCleaner, StreamError,
+        ReleaseReport, RenewSoon, ReportedIds, ReservedPlaces, ResidueCleaner,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
@@ -242,10 +242,9 @@ impl Backend for MySqlBackend {
         &self,
         _: &str,
         _: Moment,
-    ) -> std::result::Result<Box<dyn GrantStream>, StreamError> {
+    ) -> std::result::Result<Box<dyn GrantStream>, NodeError> {
         // The waiting statements get their grants as replies.
-        let cause = NodeError::not_sent(io::ErrorKind::Unsupported.into());
-        Err(StreamError { cause, out_of_time: false })
+        Err(NodeError::not_sent(io::ErrorKind::Unsupported.into()))
     }
 
     fn end_waits(&self) {

@@ -27,7 +27,7 @@ use crate::{
     backend::{
         AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllOutcome, AllRequest, Backend,
         Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        ReportedIds, ResidueCleaner, StreamError, error::BackendError,
+        ReportedIds, ResidueCleaner, error::BackendError,
     },
     core::{
         claim::{Claim, Residue},
@@ -153,15 +153,10 @@ impl Backend for RedisBackend {
         &self,
         channel: &str,
         deadline: Moment,
-    ) -> Result<Box<dyn GrantStream>, StreamError> {
-        let short_budget = deadline.duration_since(clock::now()) < self.operation_timeout;
-        match RedisGrantStream::open(&self.node, PLACE, channel, self.operation_timeout, deadline) {
-            Ok(stream) => Ok(Box::new(stream)),
-            Err(cause) => {
-                let out_of_time = short_budget && cause.is_timeout();
-                Err(StreamError { cause, out_of_time })
-            }
-        }
+    ) -> Result<Box<dyn GrantStream>, NodeError> {
+        let timeout = self.operation_timeout;
+        let stream = RedisGrantStream::open(&self.node, PLACE, channel, timeout, deadline)?;
+        Ok(Box::new(stream))
     }
 
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {

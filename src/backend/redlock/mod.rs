@@ -42,7 +42,7 @@ pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
-        Passed, QueuePlace, ReleaseReport, RenewSoon, ReportedIds, ResidueCleaner, StreamError,
+        Passed, QueuePlace, ReleaseReport, RenewSoon, ReportedIds, ResidueCleaner,
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, NodeError, NodeErrorKind, RedisGrantStream,
@@ -281,7 +281,7 @@ impl Backend for Redlock {
         &self,
         channel: &str,
         deadline: Moment,
-    ) -> Result<Box<dyn GrantStream>, StreamError> {
+    ) -> Result<Box<dyn GrantStream>, NodeError> {
         let timeout = self.operation_timeout;
         let short_budget = deadline.duration_since(clock::now()) < timeout;
         let mut nodes = self.order();
@@ -303,8 +303,7 @@ impl Backend for Redlock {
                 }
             }
         }
-        let out_of_time = short_budget && failed.is_timeout();
-        Err(StreamError { cause: failed, out_of_time })
+        Err(failed)
     }
 
     /// Waiters should move to the preferred queue node if it comes before this one, or if this one
