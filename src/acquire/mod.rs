@@ -100,10 +100,10 @@ impl Acquirer {
     pub(crate) fn run_all(&self, claims: &[Claim]) -> Result<Vec<Grant>, Box<NotAcquired>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
         self.admit(first)?;
-        let (backend, operation_timeout) = (&self.backend, self.backend.operation_timeout());
+        let backend = &self.backend;
         let failed = |error| backend.lock_error(error, Action::Acquire, Some(first.key.name()));
         let repair_ttl_ms = self.repair_ttl_ms(first);
-        let request = AllRequest { claims, repair_ttl_ms, operation_timeout };
+        let request = AllRequest { claims, repair_ttl_ms };
         let AllAnswer { outcome, residue } = backend.acquire_all(request);
         if let Some(breaker) = &self.breaker {
             match &outcome {

@@ -1,7 +1,5 @@
 //! Several locks in one request: all, or none.
 
-use std::time::Duration;
-
 use super::error::BackendError;
 use crate::core::{
     claim::{Claim, Grant, Residue},
@@ -14,8 +12,6 @@ pub(crate) struct AllRequest<'a> {
     pub(crate) claims: &'a [Claim],
     /// TTL for another holder's key that has none, in milliseconds; 0 to leave the key alone.
     pub(crate) repair_ttl_ms: u64,
-    /// Maximum duration of the call.
-    pub(crate) operation_timeout: Duration,
 }
 
 /// Answer to a request for several locks.

@@ -3,18 +3,14 @@
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
-use super::{
-    cluster_node::Part,
-    router::{Patience, Router},
-    subscriptions::Subscriptions,
-};
+use super::{ClusterBackend, cluster_node::Part, subscriptions::Subscriptions};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Answer, Asking, Contention, NextStep, QueuePlace,
         error::NodeError,
         redis::{
-            ClaimServer, Exchange, RedisAcquisition, Urgency, Yielding, ask_for_lock,
-            requests_and_replies::{Acquire, AcquireReply, OfKind},
+            ClaimServer, Exchange, Purpose, RedisAcquisition, Yielding,
+            requests_and_replies::{Acquire, AcquireReply},
         },
     },
     core::{
@@ -29,32 +25,21 @@ const SUBSCRIBE_WAIT: Duration = Duration::from_millis(100);
 
 /// The node of a slot, wherever it is now.
 pub(super) struct SlotServer<'a> {
-    pub(super) router: &'a Router,
+    pub(super) backend: &'a ClusterBackend,
     pub(super) slot: u16,
-    pub(super) yielding: Option<&'a Yielding>,
     /// The node that replied last.
     pub(super) last: RefCell<Option<Arc<Part>>>,
 }
 
 impl ClaimServer for SlotServer<'_> {
-    fn exchange(
+    fn acquire(
         &self,
-        request: &OfKind<Acquire<'_>>,
+        request: &Acquire<'_>,
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError> {
-        let patience = Patience { deadline, waits_for_nodes: false };
-        let replicas = self.router.replicas();
-        let (part, exchange) = self.router.follow(self.slot, patience, |part, is_asking| {
-            let mut connections = part.pool.get(Urgency::Other, deadline)?;
-            let ask = |connection: &mut _| {
-                self.router.ask_over(part, connection, request, is_asking, deadline)
-            };
-            ask_for_lock(&part.node, connections.only(), replicas, deadline, ask)
-        })?;
+        let (part, exchange) =
+            self.backend.exchange_with_part(request.key, request, Purpose::Claim, deadline)?;
         *self.last.borrow_mut() = Some(part);
-        if let (Some(yielding), Some(holder)) = (self.yielding, exchange.reply.holder()) {
-            yielding.on_holder(request.request.key.lock_key(), holder, clock::now());
-        }
         Ok(exchange)
     }
 
@@ -66,7 +51,11 @@ impl ClaimServer for SlotServer<'_> {
     }
 
     fn must_confirm(&self) -> bool {
-        self.router.replicas().are_required()
+        self.backend.router.replicas().are_required()
+    }
+
+    fn yielding(&self) -> Option<&Yielding> {
+        self.backend.yielding.as_ref()
     }
 }
 
@@ -85,7 +74,7 @@ impl<'a> ClusterAcquisition<'a> {
         subscriptions: &'a Subscriptions,
         request: AcquireRequest<'a>,
     ) -> ClusterAcquisition<'a> {
-        let (slot, timeout) = (server.slot, server.router.operation_timeout);
+        let (slot, timeout) = (server.slot, server.backend.router.operation_timeout);
         ClusterAcquisition {
             claim: RedisAcquisition::on(server, timeout, request),
             subscriptions,

@@ -8,9 +8,8 @@ use crate::{
         Inspection,
         error::{BackendError, NodeError},
         redis::{
-            ExchangeLimits, Urgency, exchange_all,
+            ExchangeLimits, OneServerForEachLock, Urgency, exchange_all,
             group_requests::add_members,
-            inspect::OneServerForEachLock,
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },

@@ -18,6 +18,7 @@ use std::{borrow::Cow, cell::RefCell, sync::Arc, time::Duration};
 use self::{
     acquisition::{ClusterAcquisition, SlotServer},
     cleanup::ClusterCleaner,
+    cluster_node::Part,
     grant_stream::ClusterGrantStream,
     renewals::ClusterRenewals,
     router::{Patience, Router},
@@ -25,31 +26,19 @@ use self::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllOutcome, AllRequest, Backend,
-        Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        ReportedIds, ResidueCleaner,
-        error::{BackendError, NodeError, NodeErrorKind},
+        AcquireRequest, Acquisition, Backend, GrantStream, LeaseRenewals, RenewSoon,
+        ResidueCleaner,
+        error::{BackendError, NodeError},
         redis::{
-            Connection, Endpoint, NodeConnections, RedisSettings, ReleaseAttempts, Request,
-            Urgency, Yielding,
-            acquire_all::acquire_all_on_one_server,
-            adopt::adopt_on_one_server,
-            ask_for_lock,
-            group_requests::{downgrade_on_one_server, release_any_kind},
-            inspect::{OneServerForEachLock, lookup_on_one_server, reported_ids_on_one_server},
-            release_on_one_server,
-            requests_and_replies::Ping,
+            Endpoint, Exchange, OneServerForEachLock, Purpose, RedisSettings, Request, Urgency,
+            Yielding, exchange_over_pool, one_server_methods, requests_and_replies::Ping,
         },
     },
     core::{
-        claim::{Claim, Residue},
         cluster_slot::tag_of_slot,
-        id::LockId,
         key::{InvalidName, LockKey},
-        lease::Lease,
-        quorum::NodeSet,
     },
-    lock_info::{LockInfo, Released},
+    lock_info::LockInfo,
     observe::Observer,
     sys::clock::{self, Moment},
 };
@@ -83,30 +72,25 @@ impl ClusterBackend {
         clock::now().saturating_add(self.router.operation_timeout)
     }
 
-    /// Sends a release, over a reserved connection if the pool is exhausted or closed.
-    fn send(
+    /// Does the same as [`exchange`](OneServerForEachLock::exchange), and returns the node too.
+    fn exchange_with_part<R: Request>(
         &self,
         key: &LockKey,
-        release: &mut ReleaseAttempts<'_>,
-        is_reserved: bool,
+        request: &R,
+        purpose: Purpose,
         deadline: Moment,
-    ) -> Result<Released, NodeError> {
-        let slot = slot_of(key)?;
-        release.send(deadline, |request, until| {
-            let patience = Patience { deadline: until, waits_for_nodes: true };
-            let followed = self.router.follow(slot, patience, |part, is_asking| {
-                let ask = |connections: &mut NodeConnections| {
-                    self.router.ask_over(part, connections.only(), request, is_asking, until)
-                };
-                let asked = if is_reserved {
-                    part.pool.with_reserved(until, ask)
-                } else {
-                    part.pool.with_connections(until, ask)
-                };
-                // There was no time to send the release.
-                asked.unwrap_or_else(|| Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut)))
-            });
-            followed.map(|(_, exchange)| exchange)
+    ) -> Result<(Arc<Part>, Exchange<R::Reply>), NodeError> {
+        let patience = Patience { deadline, waits_for_nodes: purpose != Purpose::Claim };
+        let replicas = self.router.replicas();
+        self.router.follow(slot_of(key)?, patience, |part, is_asking| {
+            exchange_over_pool::<R>(
+                &part.node,
+                &part.pool,
+                replicas,
+                purpose,
+                deadline,
+                |connection| self.router.ask_over(part, connection, request, is_asking, deadline),
+            )
         })
     }
 }
@@ -116,6 +100,8 @@ fn slot_of(key: &LockKey) -> Result<u16, NodeError> {
 }
 
 impl Backend for ClusterBackend {
+    one_server_methods!();
+
     fn label(&self) -> &Arc<str> {
         self.router.label()
     }
@@ -139,12 +125,8 @@ impl Backend for ClusterBackend {
     }
 
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
-        let server = SlotServer {
-            router: &self.router,
-            slot: request.claim.key.slot().unwrap_or(0),
-            yielding: self.yielding.as_ref(),
-            last: RefCell::new(None),
-        };
+        let slot = request.claim.key.slot().unwrap_or(0);
+        let server = SlotServer { backend: self, slot, last: RefCell::new(None) };
         Box::new(ClusterAcquisition::on(server, &self.subscriptions, request))
     }
 
@@ -153,93 +135,8 @@ impl Backend for ClusterBackend {
         Ok(Box::new(stream.map_err(NodeError::not_sent)?))
     }
 
-    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
-        let key = &lease.claim.key;
-        release_on_one_server(lease, was_held, self.yielding.as_ref(), deadline, |release| {
-            self.send(key, release, false, deadline)
-        })
-    }
-
-    fn release_id(
-        &self,
-        key: &LockKey,
-        id: &[u8],
-        was_held: bool,
-        deadline: Moment,
-    ) -> Result<Released, BackendError> {
-        release_any_kind(id, |kind| {
-            let release = ReleaseAttempts::new(key, id, "", was_held).of_kind(kind);
-            release
-                .through_failover(deadline, |release| self.send(key, release, false, deadline))
-                .map_err(BackendError::Node)
-        })
-    }
-
-    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
-        feature.refusal_of_one_server()
-    }
-
     fn acquires_all(&self, keys: &[LockKey]) -> bool {
         keys.windows(2).all(|pair| pair[0].slot() == pair[1].slot())
-    }
-
-    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
-        let Some(key) = request.claims.first().map(|claim| &claim.key) else {
-            return AllAnswer::unsupported();
-        };
-        let answer = acquire_all_on_one_server(request, |all, until| {
-            let patience = Patience { deadline: until, waits_for_nodes: false };
-            let replicas = self.router.replicas();
-            let followed = self.router.follow(slot_of(key)?, patience, |part, is_asking| {
-                let mut connections = part.pool.get(Urgency::Other, until)?;
-                let ask = |connection: &mut _| {
-                    self.router.ask_over(part, connection, all, is_asking, until)
-                };
-                ask_for_lock(&part.node, connections.only(), replicas, until, ask)
-            });
-            followed.map(|(_, exchange)| exchange)
-        });
-        if let (Some(yielding), AllOutcome::Held { index, holder }) =
-            (&self.yielding, &answer.outcome)
-        {
-            yielding.on_holder(request.claims[*index].key.lock_key(), holder, clock::now());
-        }
-        answer
-    }
-
-    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
-        adopt_on_one_server(former, claim, deadline, |request, until| {
-            let patience = Patience { deadline: until, waits_for_nodes: true };
-            let followed = self.router.follow(slot_of(&claim.key)?, patience, |part, is_asking| {
-                let mut connections = part.pool.get(Urgency::Other, until)?;
-                let connection = connections.only();
-                let ask = |connection: &mut Connection| {
-                    self.router.ask_over(part, connection, request, is_asking, until)
-                };
-                ask_for_lock(&part.node, connection, self.router.replicas(), until, ask)
-            });
-            followed.map(|(_, exchange)| exchange)
-        })
-    }
-
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
-        downgrade_on_one_server(lease, deadline, |request, until| {
-            let patience = Patience { deadline: until, waits_for_nodes: true };
-            let slot = slot_of(&lease.claim.key)?;
-            let followed = self.router.follow(slot, patience, |part, is_asking| {
-                let mut connections = part.pool.get(Urgency::Release, until)?;
-                let connection = connections.only();
-                let downgraded =
-                    self.router.ask_over(part, connection, request, is_asking, until)?;
-                self.router.replicas().confirm(&part.node, connection, until)?;
-                Ok(downgraded)
-            });
-            followed.map(|(_, exchange)| exchange)
-        })
-    }
-
-    fn lease_residue(&self, lease: &Lease) -> Residue {
-        lease.residue(NodeSet::single(0))
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
@@ -248,29 +145,6 @@ impl Backend for ClusterBackend {
 
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
         Box::new(ClusterCleaner::new(self.router.clone()))
-    }
-
-    fn clean_up_once(
-        &self,
-        claim: &Claim,
-        residue: &Residue,
-        deadline: Moment,
-    ) -> Result<(), BackendError> {
-        let mut release = ReleaseAttempts::of_residue(claim, residue);
-        let result = self.send(&claim.key, &mut release, true, deadline);
-        result.map(drop).map_err(BackendError::Node)
-    }
-
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
-        reported_ids_on_one_server(self, key, deadline)
-    }
-
-    fn lookup(
-        &self,
-        key: &LockKey,
-        waiters_max: u64,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
-        lookup_on_one_server(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -300,6 +174,20 @@ impl Backend for ClusterBackend {
 }
 
 impl OneServerForEachLock for ClusterBackend {
+    fn exchange<R: Request>(
+        &self,
+        key: &LockKey,
+        request: &R,
+        purpose: Purpose,
+        deadline: Moment,
+    ) -> Result<Exchange<R::Reply>, NodeError> {
+        self.exchange_with_part(key, request, purpose, deadline).map(|(_, exchange)| exchange)
+    }
+
+    fn yielding(&self) -> Option<&Yielding> {
+        self.yielding.as_ref()
+    }
+
     /// Asks once more if the connection was stale.
     fn ask_about<R: Request>(
         &self,

@@ -5,32 +5,27 @@ use std::{sync::Arc, time::Duration};
 use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllRequest, Backend, CleanupLimits,
-        Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        RenewalLimits, RenewalReport, ReportedIds, ResidueCleaner,
+        AcquireRequest, Acquisition, Backend, CleanupLimits, GrantStream, Inspection,
+        LeaseRenewals, RenewSoon, RenewalLimits, RenewalReport, ResidueCleaner,
         error::{BackendError, NodeError},
         redis::{
-            ClaimServer, Exchange, RedisAcquisition, ReleaseAttempts, Request,
-            acquire_all::acquire_all_on_one_server,
-            adopt::adopt_on_one_server,
-            group_requests::{add_members, downgrade_on_one_server, release_any_kind},
-            inspect::{OneServerForEachLock, lookup_on_one_server, reported_ids_on_one_server},
+            ClaimServer, Exchange, OneServerForEachLock, Purpose, RedisAcquisition, Request,
+            group_requests::add_members,
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
-            release_on_one_server,
+            one_server_methods,
             renewals::{RENEWAL_REQUESTS_MAX, renew_on_one_server, renewal_timeout},
-            requests_and_replies::{Acquire, AcquireReply, OfKind, Ping},
+            requests_and_replies::{Acquire, AcquireReply, Ping},
         },
     },
     core::{
         claim::{Claim, Residue},
         clock_sample::ClockSample,
-        id::LockId,
         key::LockKey,
         lease::Lease,
         quorum::NodeSet,
     },
-    lock_info::{LockInfo, Released},
+    lock_info::LockInfo,
     sys::clock::{self, Moment},
 };
 
@@ -62,14 +57,6 @@ impl MemoryBackend {
         self.ask(request).map(|exchange| exchange.reply).map_err(BackendError::Node)
     }
 
-    fn send(
-        &self,
-        release: &mut ReleaseAttempts<'_>,
-        deadline: Moment,
-    ) -> Result<Released, NodeError> {
-        release.send(deadline, |request, until| self.server.exchange(request, until))
-    }
-
     fn describe(
         &self,
         request: &DescribeLocks<'_>,
@@ -84,9 +71,9 @@ impl MemoryBackend {
 }
 
 impl ClaimServer for &MemoryBackend {
-    fn exchange(
+    fn acquire(
         &self,
-        request: &OfKind<Acquire<'_>>,
+        request: &Acquire<'_>,
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError> {
         self.server.exchange(request, deadline)
@@ -98,6 +85,8 @@ impl ClaimServer for &MemoryBackend {
 }
 
 impl Backend for MemoryBackend {
+    one_server_methods!();
+
     fn label(&self) -> &Arc<str> {
         &self.label
     }
@@ -119,51 +108,8 @@ impl Backend for MemoryBackend {
         Ok(Box::new(MemoryGrantStream::open(&self.server, &self.label, channel)?))
     }
 
-    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
-        release_on_one_server(lease, was_held, None, deadline, |release| {
-            self.send(release, deadline)
-        })
-    }
-
-    fn release_id(
-        &self,
-        key: &LockKey,
-        id: &[u8],
-        was_held: bool,
-        deadline: Moment,
-    ) -> Result<Released, BackendError> {
-        release_any_kind(id, |kind| {
-            let mut release = ReleaseAttempts::new(key, id, "", was_held).of_kind(kind);
-            self.send(&mut release, deadline).map_err(BackendError::Node)
-        })
-    }
-
-    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
-        feature.refusal_of_one_server()
-    }
-
     fn acquires_all(&self, _: &[LockKey]) -> bool {
         true
-    }
-
-    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
-        acquire_all_on_one_server(request, |all, until| self.server.exchange(all, until))
-    }
-
-    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
-        adopt_on_one_server(former, claim, deadline, |request, until| {
-            self.server.exchange(request, until)
-        })
-    }
-
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
-        downgrade_on_one_server(lease, deadline, |request, until| {
-            self.server.exchange(request, until)
-        })
-    }
-
-    fn lease_residue(&self, lease: &Lease) -> Residue {
-        lease.residue(NodeSet::single(0))
     }
 
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
@@ -172,28 +118,6 @@ impl Backend for MemoryBackend {
 
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
         Box::new(MemoryBackend::clone(&self))
-    }
-
-    fn clean_up_once(
-        &self,
-        claim: &Claim,
-        residue: &Residue,
-        deadline: Moment,
-    ) -> Result<(), BackendError> {
-        let released = self.send(&mut ReleaseAttempts::of_residue(claim, residue), deadline);
-        released.map(drop).map_err(BackendError::Node)
-    }
-
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
-        reported_ids_on_one_server(self, key, deadline)
-    }
-
-    fn lookup(
-        &self,
-        key: &LockKey,
-        waiters_max: u64,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
-        lookup_on_one_server(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -218,6 +142,16 @@ impl Backend for MemoryBackend {
 }
 
 impl OneServerForEachLock for MemoryBackend {
+    fn exchange<R: Request>(
+        &self,
+        _: &LockKey,
+        request: &R,
+        _: Purpose,
+        deadline: Moment,
+    ) -> Result<Exchange<R::Reply>, NodeError> {
+        self.server.exchange(request, deadline)
+    }
+
     fn ask_about<R: Request>(
         &self,
         _: &LockKey,

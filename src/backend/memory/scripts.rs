@@ -23,7 +23,7 @@ use self::{
 use super::store::{Access, Bytes, CommandError, StoreResult};
 use crate::backend::redis::{
     kinds::{
-        acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, keep::KEEP, mutex,
+        acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, mutex, release::KEEP,
         renew::RENEW,
     },
     list_requests, script,

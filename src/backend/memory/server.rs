@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backend::redis::{
         Exchange, NodeError, NodeErrorKind, Request, ScriptRef,
-        requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
+        requests_and_replies::{Release, ReleaseReply},
     },
     core::{
         clock_sample::ClockSample,
@@ -197,11 +197,9 @@ impl Server {
         let lock_key = key.lock_key().as_bytes();
         let holder = self.state.lock().keys.peek(lock_key, self.now_us(now)).map(<[u8]>::to_vec);
         let Some(id) = holder else { return false };
-        let request =
-            Release { key, id: &id, queue_entry: "", expires: false, left_free_ms: 0, token: 0 };
         let kind = if is_group(&id) { LockKind::Write } else { LockKind::Mutex };
-        let released = self.run(&OfKind { kind, request }, now);
-        matches!(released, Ok(KindReleaseReply { reply: ReleaseReply::Released, .. }))
+        let released = self.run(&Release::new(kind, key, &id), now);
+        matches!(released, Ok(ReleaseReply::Released { .. }))
     }
 
     /// Refuses connections from now on, and closes those that exist.

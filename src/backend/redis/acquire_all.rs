@@ -1,32 +1,35 @@
 //! Several locks at once on one server.
 
 use super::{
-    Exchange, NodeError, NodeErrorKind,
+    Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
     requests_and_replies::{AcquireAll, AcquireAllReply},
 };
 use crate::{
     backend::{AllAnswer, AllOutcome, AllRequest, error::BackendError},
     core::{
-        claim::{Grant, Residue},
+        claim::{Claim, Grant, Residue},
         quorum::NodeSet,
         validity::{deadline_from_sent, request_timeout},
     },
-    sys::clock::{self, Moment},
+    sys::clock,
 };
 
 /// Acquires the locks of all claims, or none. Asks once more if the reply is lost: the first
 /// request gets half of the time, so that the second has the other half.
 pub(crate) fn acquire_all_on_one_server(
+    backend: &impl OneServerForEachLock,
     request: AllRequest<'_>,
-    mut ask: impl FnMut(&AcquireAll<'_>, Moment) -> Result<Exchange<AcquireAllReply>, NodeError>,
 ) -> AllAnswer {
-    let AllRequest { claims, repair_ttl_ms, operation_timeout } = request;
-    let ttl = claims.first().map(|claim| claim.ttl).unwrap_or_default();
+    let AllRequest { claims, repair_ttl_ms } = request;
+    let Some(&Claim { ref key, ttl, .. }) = claims.first() else {
+        return AllAnswer::unsupported();
+    };
     let request = AcquireAll { claims, repair_ttl_ms };
+    let ask = |until| backend.exchange(key, &request, Purpose::Claim, until);
     let began = clock::now();
-    let timeout = request_timeout(operation_timeout, ttl);
+    let timeout = request_timeout(backend.operation_timeout(), ttl);
     let [halfway, deadline] = [timeout / 2, timeout].map(|part| began.saturating_add(part));
-    let mut result = ask(&request, halfway);
+    let mut result = ask(halfway);
     let mut broken_until = began;
     let mut may_hold = false;
     let mut note = |result: &Result<_, NodeError>, until| {
@@ -38,7 +41,7 @@ pub(crate) fn acquire_all_on_one_server(
     let is_late = matches!(&result, Ok(Exchange { reply: AcquireAllReply::Late { .. }, .. }));
     let may_be_held = |error: &NodeError| error.outcome_unknown && error.is_transient();
     if is_late || matches!(&result, Err(error) if may_be_held(error) || error.is_not_master()) {
-        result = ask(&request, deadline);
+        result = ask(deadline);
         note(&result, deadline);
     }
     let residue = || Residue::new(NodeSet::single(0), "", broken_until);
@@ -55,6 +58,9 @@ pub(crate) fn acquire_all_on_one_server(
             AllOutcome::Failed(timed_out(true))
         }
         Ok(Exchange { reply: AcquireAllReply::Busy { index, holder, .. }, .. }) => {
+            if let Some(yielding) = backend.yielding() {
+                yielding.on_holder(claims[index].key.lock_key(), &holder, clock::now());
+            }
             AllOutcome::Held { index, holder }
         }
         Ok(Exchange { reply: AcquireAllReply::WrongType { index }, .. }) => {

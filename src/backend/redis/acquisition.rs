@@ -1,13 +1,10 @@
 //! `RedisAcquisition`: one claim on one server, which decides alone.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::{
-    Connection, ConnectionPool, Exchange, NodeError, NodeErrorKind, RedisNode, Replicas, Urgency,
-    exchange,
-    requests_and_replies::{
-        Acquire, AcquireAllReply, AcquireMode, AcquireReply, AdoptReply, OfKind,
-    },
+    Exchange, NodeError, NodeErrorKind,
+    requests_and_replies::{Acquire, AcquireMode, AcquireReply},
     yielding::Yielding,
 };
 use crate::{
@@ -32,9 +29,9 @@ pub(crate) const PLACE: QueuePlace = QueuePlace(0);
 /// The server of a claim.
 pub(crate) trait ClaimServer {
     /// Sends one request, and waits for its reply until `deadline`.
-    fn exchange(
+    fn acquire(
         &self,
-        request: &OfKind<Acquire<'_>>,
+        request: &Acquire<'_>,
         deadline: Moment,
     ) -> Result<Exchange<AcquireReply>, NodeError>;
 
@@ -47,94 +44,11 @@ pub(crate) trait ClaimServer {
     fn must_confirm(&self) -> bool {
         false
     }
-}
 
-/// A Redis server, over pooled connections.
-pub(crate) struct PooledServer<'a> {
-    pub(super) node: &'a Arc<RedisNode>,
-    pub(super) pool: &'a ConnectionPool,
-    pub(super) yielding: Option<&'a Yielding>,
-    pub(super) replicas: Replicas,
-}
-
-impl ClaimServer for PooledServer<'_> {
-    fn exchange(
-        &self,
-        request: &OfKind<Acquire<'_>>,
-        deadline: Moment,
-    ) -> Result<Exchange<AcquireReply>, NodeError> {
-        let mut connections = self.pool.get(Urgency::Other, deadline)?;
-        let ask = |connection: &mut _| exchange(self.node, connection, request, deadline);
-        let result = ask_for_lock(self.node, connections.only(), self.replicas, deadline, ask);
-        if let (Some(yielding), Ok(exchange)) = (self.yielding, &result)
-            && let Some(holder) = exchange.reply.holder()
-        {
-            yielding.on_holder(request.request.key.lock_key(), holder, clock::now());
-        }
-        result
+    /// Decides when a release leaves its lock free for other clients.
+    fn yielding(&self) -> Option<&Yielding> {
+        None
     }
-
-    fn clock_sample(&self, _: u64) -> Option<ClockSample> {
-        self.node.clock_sample()
-    }
-
-    fn must_confirm(&self) -> bool {
-        self.replicas.are_required()
-    }
-}
-
-/// Reply to a request for one or several locks.
-pub(crate) trait AnswersClaim {
-    fn is_grant(&self) -> bool;
-}
-
-impl AnswersClaim for AcquireReply {
-    fn is_grant(&self) -> bool {
-        matches!(self, AcquireReply::Held { .. })
-    }
-}
-
-impl AnswersClaim for AcquireAllReply {
-    fn is_grant(&self) -> bool {
-        matches!(self, AcquireAllReply::Held { .. })
-    }
-}
-
-impl AnswersClaim for AdoptReply {
-    fn is_grant(&self) -> bool {
-        matches!(self, AdoptReply::Held { .. })
-    }
-}
-
-/// Asks a server that decides alone, unless it is in quarantine. A lock is held once enough
-/// replicas have it.
-pub(crate) fn ask_for_lock<R: AnswersClaim>(
-    node: &RedisNode,
-    connection: &mut Connection,
-    replicas: Replicas,
-    deadline: Moment,
-    ask: impl FnOnce(&mut Connection) -> Result<Exchange<R>, NodeError>,
-) -> Result<Exchange<R>, NodeError> {
-    if node.has_quarantine {
-        node.drop_if_replaced(connection);
-        node.connect(connection, deadline)?;
-        if let Some(left) = node.quarantine_left(clock::now()) {
-            let kind = NodeErrorKind::Quarantined { left, votes: false };
-            return Err(NodeError { outcome_unknown: false, kind });
-        }
-    }
-    let exchange = ask(connection)?;
-    if exchange.reply.is_grant() {
-        // The request may have opened another connection, to a new master.
-        if let Some(left) = node.quarantine_left(exchange.sent) {
-            return Err(NodeError::outcome_unknown(NodeErrorKind::Quarantined {
-                left,
-                votes: false,
-            }));
-        }
-        replicas.confirm(node, connection, deadline)?;
-    }
-    Ok(exchange)
 }
 
 pub(crate) struct RedisAcquisition<'a, S> {
@@ -190,6 +104,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { self.request.queue_entry() };
         let request = Acquire {
+            kind: claim.kind,
             key: &claim.key,
             id: claim.id.as_str(),
             ttl_ms: claim.ttl_ms(),
@@ -199,8 +114,12 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             token_min: 0,
             is_token_decided: false,
         };
-        let request = OfKind { kind: claim.kind, request };
-        let result = self.server.exchange(&request, deadline);
+        let result = self.server.acquire(&request, deadline);
+        if let (Some(yielding), Ok(exchange)) = (self.server.yielding(), &result)
+            && let Some(holder) = exchange.reply.holder()
+        {
+            yielding.on_holder(claim.key.lock_key(), holder, clock::now());
+        }
         let is_unknown = matches!(&result, Err(failure) if failure.outcome_unknown);
         if is_unknown {
             self.broken_until = self.broken_until.max(deadline);

@@ -1,7 +1,7 @@
 //! Passing a lock to its successor on one server.
 
 use super::{
-    Exchange, NodeError, NodeErrorKind,
+    Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
     requests_and_replies::{Adopt, AdoptReply},
 };
 use crate::{
@@ -19,23 +19,24 @@ use crate::{
 /// Gives the lock of the holder `former` to this claim. Asks once more if the reply is lost: the
 /// first request gets half of the time, so that the second has the other half.
 pub(crate) fn adopt_on_one_server(
+    backend: &impl OneServerForEachLock,
     former: &LockId,
     claim: &Claim,
     deadline: Moment,
-    mut ask: impl FnMut(&Adopt<'_>, Moment) -> Result<Exchange<AdoptReply>, NodeError>,
 ) -> AdoptReport {
     let request = Adopt { former: former.as_str(), claim };
+    let ask = |until| backend.exchange(&claim.key, &request, Purpose::Adopt, until);
     let (began, halfway) = (clock::now(), deadline.halfway());
     let is_unknown = |result: &Result<Exchange<AdoptReply>, NodeError>| {
         result.as_ref().is_err_and(|failure| failure.outcome_unknown)
     };
     let mut broken_until = began;
-    let mut result = ask(&request, halfway);
+    let mut result = ask(halfway);
     let mut may_hold = is_unknown(&result);
     let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Late { .. }, .. }));
     if is_late || matches!(&result, Err(error) if error.is_transient() || error.is_not_master()) {
         broken_until = halfway;
-        result = ask(&request, deadline);
+        result = ask(deadline);
         may_hold |= is_unknown(&result);
     }
     let result = match result {

@@ -3,40 +3,28 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use super::{
-    Connection, ConnectionPool, Endpoint, ExchangeLimits, NodeConnections, NodeError,
-    NodeErrorKind, PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas,
-    Request, Urgency,
-    acquire_all::acquire_all_on_one_server,
-    acquisition::{PLACE, PooledServer, ask_for_lock},
-    adopt::adopt_on_one_server,
+    Connection, ConnectionPool, Endpoint, Exchange, ExchangeLimits, NodeConnections, NodeError,
+    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas, Request, Urgency,
+    acquisition::{ClaimServer, PLACE},
     cleanup::RedisCleaner,
     connect, exchange, exchange_all,
-    group_requests::{add_members, downgrade_on_one_server, release_any_kind},
-    inspect::{OneServerForEachLock, lookup_on_one_server, reported_ids_on_one_server},
+    group_requests::add_members,
     list_requests::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
-    release::{
-        FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, ReleaseAttempts, release_all_on_one_server,
-        release_on_one_server,
-    },
+    one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
+    one_server_methods::one_server_methods,
+    release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, release_all_on_one_server},
     renewals::RedisRenewals,
-    requests_and_replies::{Ping, ReleaseOrKeep},
+    requests_and_replies::{Acquire, AcquireReply, Ping, Release},
     yielding::Yielding,
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, AdoptReport, AllAnswer, AllOutcome, AllRequest, Backend,
-        Feature, GrantStream, Inspection, LeaseRenewals, Passed, ReleaseReport, RenewSoon,
-        ReportedIds, ResidueCleaner, error::BackendError,
+        AcquireRequest, Acquisition, Backend, GrantStream, LeaseRenewals, ReleaseReport, RenewSoon,
+        ResidueCleaner, error::BackendError,
     },
-    core::{
-        claim::{Claim, Residue},
-        id::LockId,
-        key::LockKey,
-        lease::Lease,
-        quorum::NodeSet,
-    },
-    lock_info::{LockInfo, Released},
+    core::{clock_sample::ClockSample, key::LockKey, lease::Lease},
+    lock_info::LockInfo,
     observe::Observer,
     sys::clock::{self, Moment},
 };
@@ -117,20 +105,33 @@ impl RedisBackend {
             }
         }
     }
+}
 
-    fn send(
+impl ClaimServer for &RedisBackend {
+    fn acquire(
         &self,
-        release: &mut ReleaseAttempts<'_>,
-        connections: &mut NodeConnections,
+        request: &Acquire<'_>,
         deadline: Moment,
-    ) -> Result<Released, NodeError> {
-        release.send(deadline, |request, until| {
-            exchange(&self.node, connections.only(), request, until)
-        })
+    ) -> Result<Exchange<AcquireReply>, NodeError> {
+        self.exchange(request.key, request, Purpose::Claim, deadline)
+    }
+
+    fn clock_sample(&self, _: u64) -> Option<ClockSample> {
+        self.node.clock_sample()
+    }
+
+    fn must_confirm(&self) -> bool {
+        self.replicas.are_required()
+    }
+
+    fn yielding(&self) -> Option<&Yielding> {
+        self.yielding.as_ref()
     }
 }
 
 impl Backend for RedisBackend {
+    one_server_methods!();
+
     fn label(&self) -> &Arc<str> {
         self.node.label()
     }
@@ -140,13 +141,7 @@ impl Backend for RedisBackend {
     }
 
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
-        let server = PooledServer {
-            node: &self.node,
-            pool: &self.pool,
-            yielding: self.yielding.as_ref(),
-            replicas: self.replicas,
-        };
-        Box::new(RedisAcquisition::on(server, self.operation_timeout, request))
+        Box::new(RedisAcquisition::on(self, self.operation_timeout, request))
     }
 
     fn open_stream(
@@ -159,17 +154,9 @@ impl Backend for RedisBackend {
         Ok(Box::new(stream))
     }
 
-    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
-        release_on_one_server(lease, was_held, self.yielding.as_ref(), deadline, |release| {
-            let send =
-                |connections: &mut NodeConnections| self.send(release, connections, deadline);
-            self.pool.with_connections(deadline, send).unwrap_or_else(no_turn)
-        })
-    }
-
     fn release_leases(&self, leases: &[(&Lease, bool)], timeout: Duration) -> Vec<ReleaseReport> {
         let deadline = clock::now().saturating_add(timeout);
-        let ask_all = |requests: &[ReleaseOrKeep<'_>], until| {
+        let ask_all = |requests: &[Release<'_>], until| {
             let check = &mut |_| Some(Moment::NEVER);
             let mut limits = ExchangeLimits { deadline: until, connect_by: until, check };
             let ask = |connections: &mut NodeConnections| {
@@ -184,65 +171,8 @@ impl Backend for RedisBackend {
         release_all_on_one_server(leases, self.yielding.as_ref(), deadline, ask_all)
     }
 
-    fn release_id(
-        &self,
-        key: &LockKey,
-        id: &[u8],
-        was_held: bool,
-        deadline: Moment,
-    ) -> Result<Released, BackendError> {
-        let release = |kind| {
-            let release = ReleaseAttempts::new(key, id, "", was_held).of_kind(kind);
-            let attempt = |release: &mut ReleaseAttempts<'_>| {
-                self.send(release, &mut *self.pool.get(Urgency::Release, deadline)?, deadline)
-            };
-            release.through_failover(deadline, attempt).map_err(BackendError::Node)
-        };
-        release_any_kind(id, release)
-    }
-
-    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
-        feature.refusal_of_one_server()
-    }
-
     fn acquires_all(&self, _: &[LockKey]) -> bool {
         true
-    }
-
-    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
-        let answer = acquire_all_on_one_server(request, |all, until| {
-            let mut connections = self.pool.get(Urgency::Other, until)?;
-            let ask = |connection: &mut _| exchange(&self.node, connection, all, until);
-            ask_for_lock(&self.node, connections.only(), self.replicas, until, ask)
-        });
-        if let (Some(yielding), AllOutcome::Held { index, holder }) =
-            (&self.yielding, &answer.outcome)
-        {
-            yielding.on_holder(request.claims[*index].key.lock_key(), holder, clock::now());
-        }
-        answer
-    }
-
-    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
-        adopt_on_one_server(former, claim, deadline, |request, until| {
-            let mut connections = self.pool.get(Urgency::Other, until)?;
-            let ask =
-                |connection: &mut Connection| exchange(&self.node, connection, request, until);
-            ask_for_lock(&self.node, connections.only(), self.replicas, until, ask)
-        })
-    }
-
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
-        downgrade_on_one_server(lease, deadline, |request, until| {
-            let mut connections = self.pool.get(Urgency::Release, until)?;
-            let downgraded = exchange(&self.node, connections.only(), request, until)?;
-            self.replicas.confirm(&self.node, connections.only(), until)?;
-            Ok(downgraded)
-        })
-    }
-
-    fn lease_residue(&self, lease: &Lease) -> Residue {
-        lease.residue(NodeSet::single(0))
     }
 
     fn probe_interval(&self) -> Option<Duration> {
@@ -255,31 +185,6 @@ impl Backend for RedisBackend {
 
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
         Box::new(RedisCleaner::new(self.node.clone(), self.operation_timeout))
-    }
-
-    fn clean_up_once(
-        &self,
-        claim: &Claim,
-        residue: &Residue,
-        deadline: Moment,
-    ) -> Result<(), BackendError> {
-        let mut release = ReleaseAttempts::of_residue(claim, residue);
-        let send =
-            |connections: &mut NodeConnections| self.send(&mut release, connections, deadline);
-        let result = self.pool.with_reserved(deadline, send).unwrap_or_else(no_turn);
-        result.map(drop).map_err(BackendError::Node)
-    }
-
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
-        reported_ids_on_one_server(self, key, deadline)
-    }
-
-    fn lookup(
-        &self,
-        key: &LockKey,
-        waiters_max: u64,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
-        lookup_on_one_server(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {
@@ -331,6 +236,23 @@ impl Backend for RedisBackend {
 }
 
 impl OneServerForEachLock for RedisBackend {
+    fn exchange<R: Request>(
+        &self,
+        _: &LockKey,
+        request: &R,
+        purpose: Purpose,
+        deadline: Moment,
+    ) -> Result<Exchange<R::Reply>, NodeError> {
+        let (node, pool, replicas) = (&self.node, &self.pool, self.replicas);
+        exchange_over_pool::<R>(node, pool, replicas, purpose, deadline, |connection| {
+            exchange(node, connection, request, deadline)
+        })
+    }
+
+    fn yielding(&self) -> Option<&Yielding> {
+        self.yielding.as_ref()
+    }
+
     fn ask_about<R: Request>(
         &self,
         _: &LockKey,
@@ -339,9 +261,4 @@ impl OneServerForEachLock for RedisBackend {
     ) -> Result<R::Reply, BackendError> {
         self.ask(self.checkout(deadline)?.only(), request, deadline)
     }
-}
-
-/// There was no time to send the release.
-fn no_turn<T>() -> Result<T, NodeError> {
-    Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Connection, ExchangeLimits, NodeError, RedisNode, exchange_all,
-    requests_and_replies::{InCluster, OfKind, Release, ReleaseOrKeep},
+    requests_and_replies::{InCluster, Release},
 };
 use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError},
@@ -82,19 +82,8 @@ impl RedisCleaner {
             _ => Some(now.saturating_add(CHECK_INTERVAL)),
         };
         let mut limits = ExchangeLimits { deadline, connect_by: deadline, check: &mut check };
-        let releases = batch.iter().map(|(claim, residue)| {
-            let request = Release {
-                key: &claim.key,
-                id: claim.id.as_str().as_bytes(),
-                queue_entry: &residue.queue_entry,
-                expires: false,
-                left_free_ms: 0,
-                token: claim.token,
-            };
-            let release = OfKind { kind: claim.kind, request };
-            ReleaseOrKeep { release, keep_ms: residue.keep_ms(now) }
-        });
-        let releases: Vec<_> = releases.collect();
+        let releases: Vec<_> =
+            batch.iter().map(|(claim, residue)| Release::of_residue(claim, residue, now)).collect();
         let is_sharded = self.is_sharded;
         let in_cluster = |request| InCluster { request, is_sharded, is_asking: false };
         let requests: Vec<_> = releases.iter().map(in_cluster).collect();

@@ -1,7 +1,7 @@
 //! Requests to one server about groups, besides acquiring, renewing and releasing.
 
 use super::{
-    Exchange, NodeError,
+    Exchange, OneServerForEachLock, Purpose,
     requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers},
 };
 use crate::{
@@ -40,17 +40,16 @@ pub(crate) fn release_any_kind(
 /// Turns a write lock into a read lock. Asks once more if the reply is lost: the first request gets
 /// half of the time, so that the second has the other half.
 pub(crate) fn downgrade_on_one_server(
+    backend: &impl OneServerForEachLock,
     lease: &Lease,
     deadline: Moment,
-    mut ask: impl FnMut(&Downgrade<'_>, Moment) -> Result<Exchange<DowngradeReply>, NodeError>,
 ) -> Result<Passed, BackendError> {
     let claim = &lease.claim;
     let ttl = lease.ttl();
     let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
-    let result = match ask(&request, deadline.halfway()) {
-        Err(failure) if failure.is_transient() || failure.is_not_master() => {
-            ask(&request, deadline)
-        }
+    let ask = |until| backend.exchange(&claim.key, &request, Purpose::Downgrade, until);
+    let result = match ask(deadline.halfway()) {
+        Err(failure) if failure.is_transient() || failure.is_not_master() => ask(deadline),
         result => result,
     };
     let Exchange { sent, reply } = result.map_err(BackendError::Node)?;

@@ -3,27 +3,16 @@
 use std::slice;
 
 use super::{
-    Request,
+    OneServerForEachLock,
     group_requests::add_members,
     list_requests::{DescribeLocks, HeldDescription},
 };
 use crate::{
-    backend::{Backend, Inspection, ReportedIds, error::BackendError},
+    backend::{Inspection, ReportedIds, error::BackendError},
     core::key::LockKey,
     lock_info::LockInfo,
     sys::clock::{self, Moment},
 };
-
-/// A backend in which each lock is kept by one server.
-pub(crate) trait OneServerForEachLock: Backend {
-    /// Sends a request that changes nothing to the server that keeps this lock.
-    fn ask_about<R: Request>(
-        &self,
-        key: &LockKey,
-        request: &R,
-        deadline: Moment,
-    ) -> Result<R::Reply, BackendError>;
-}
 
 /// Asks for the description of one lock.
 fn describe(

@@ -21,6 +21,8 @@ pub(crate) mod inspect;
 pub(crate) mod kinds;
 pub(crate) mod list_requests;
 pub(crate) mod listing;
+mod one_server;
+mod one_server_methods;
 mod pool;
 mod redis_node;
 mod release;
@@ -38,12 +40,12 @@ mod url;
 mod voters;
 mod yielding;
 
-#[cfg(feature = "testing")]
-pub(crate) use self::{acquisition::PLACE, fields::parse_grant};
 #[cfg(feature = "tls")]
 pub(crate) use self::examine_certificates::certificates;
 pub(crate) use self::{
-    acquisition::{ClaimServer, RedisAcquisition, ask_for_lock},
+    acquire_all::acquire_all_on_one_server,
+    acquisition::{ClaimServer, RedisAcquisition},
+    adopt::adopt_on_one_server,
     backend::{RedisBackend, RedisSettings},
     background_connect::{BackgroundConnects, Connected},
     cleanup::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
@@ -53,9 +55,13 @@ pub(crate) use self::{
     fields::{PubSubMessage, write_command},
     framed_socket::LateReader,
     grant_stream::RedisGrantStream,
+    group_requests::downgrade_on_one_server,
+    inspect::{lookup_on_one_server, reported_ids_on_one_server},
+    one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
+    one_server_methods::one_server_methods,
     pool::{ConnectionPool, PooledConnections},
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
-    release::{ReleaseAttempts, release_on_one_server},
+    release::{clean_up_on_one_server, release_id_on_one_server, release_on_one_server},
     release_turns::ReleaseTurns,
     replicas::Replicas,
     script::{Request, ScriptRef},
@@ -65,6 +71,8 @@ pub(crate) use self::{
     voters::Voters,
     yielding::Yielding,
 };
+#[cfg(feature = "testing")]
+pub(crate) use self::{acquisition::PLACE, fields::parse_grant};
 #[cfg(test)]
 pub(crate) use self::{
     fields::parse_time,

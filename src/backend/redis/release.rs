@@ -4,18 +4,17 @@
 use std::{io, slice, time::Duration};
 
 use super::{
-    Exchange, NodeError, Yielding,
-    requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseOrKeep, ReleaseReply},
+    Exchange, NodeError, OneServerForEachLock, Purpose, Yielding,
+    group_requests::release_any_kind,
+    requests_and_replies::{Release, ReleaseReply},
 };
 use crate::{
     backend::{ReleaseReport, error::BackendError},
     core::{
         claim::{Claim, Residue},
         key::LockKey,
-        kind::LockKind,
         lease::Lease,
         quorum::NodeSet,
-        token::FencingToken,
     },
     lock_info::Released,
     sys::clock::{self, Moment},
@@ -29,16 +28,46 @@ pub(super) const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// others.
 const REPEATED_RELEASES_MAX: u32 = 100;
 
-/// Releases the lock of a lease that has ended. `attempt` reaches the server that keeps the lock.
+/// Releases the lock of a lease that has ended.
 pub(crate) fn release_on_one_server(
+    backend: &impl OneServerForEachLock,
     lease: &Lease,
     was_held: bool,
-    yielding: Option<&Yielding>,
     deadline: Moment,
-    attempt: impl FnMut(&mut ReleaseAttempts<'_>) -> Result<Released, NodeError>,
 ) -> ReleaseReport {
-    let release = ReleaseAttempts::of_lease(lease, was_held, yielding);
-    report(lease, release.through_failover(deadline, attempt))
+    let release = ReleaseAttempts::of_lease(lease, was_held, backend.yielding());
+    let result = release
+        .through_failover(deadline, |release| release.send_by(backend, Purpose::Release, deadline));
+    report(lease, result)
+}
+
+/// Releases a lock by the id of its holder.
+pub(crate) fn release_id_on_one_server(
+    backend: &impl OneServerForEachLock,
+    key: &LockKey,
+    id: &[u8],
+    was_held: bool,
+    deadline: Moment,
+) -> Result<Released, BackendError> {
+    release_any_kind(id, |kind| {
+        let release = ReleaseAttempts::new(Release::new(kind, key, id), was_held);
+        let result = release.through_failover(deadline, |release| {
+            release.send_by(backend, Purpose::Release, deadline)
+        });
+        result.map_err(BackendError::Node)
+    })
+}
+
+/// Releases once what a claim has left.
+pub(crate) fn clean_up_on_one_server(
+    backend: &impl OneServerForEachLock,
+    claim: &Claim,
+    residue: &Residue,
+    deadline: Moment,
+) -> Result<(), BackendError> {
+    let request = Release::of_residue(claim, residue, clock::now());
+    let mut release = ReleaseAttempts::new(request, false);
+    release.send_by(backend, Purpose::CleanUp, deadline).map(drop).map_err(BackendError::Node)
 }
 
 /// Does the same for several leases. `ask_all` sends requests in one exchange by its deadline, or
@@ -47,13 +76,13 @@ pub(crate) fn release_all_on_one_server(
     leases: &[(&Lease, bool)],
     yielding: Option<&Yielding>,
     deadline: Moment,
-    mut ask_all: impl FnMut(&[ReleaseOrKeep<'_>], Moment) -> Vec<ReleaseResult>,
+    mut ask_all: impl FnMut(&[Release<'_>], Moment) -> Vec<ReleaseResult>,
 ) -> Vec<ReleaseReport> {
     let release = |(lease, was_held)| ReleaseAttempts::of_lease(lease, was_held, yielding);
     let releases: Vec<_> = leases.iter().copied().map(release).collect();
     let requests: Vec<_> = releases.iter().map(|release| release.request).collect();
     let mut results = ask_all(&requests, deadline.halfway()).into_iter();
-    let mut ask_again = |request: &ReleaseOrKeep<'_>, until| {
+    let mut ask_again = |request: &Release<'_>, until| {
         // Without time for a reply, a request would only cost its connection.
         let has_time = clock::now() < until;
         let result = has_time.then(|| ask_all(slice::from_ref(request), until).pop()).flatten();
@@ -86,11 +115,11 @@ fn report(lease: &Lease, result: Result<Released, NodeError>) -> ReleaseReport {
 }
 
 /// Reply to one request of a release.
-pub(crate) type ReleaseResult = Result<Exchange<KindReleaseReply>, NodeError>;
+pub(crate) type ReleaseResult = Result<Exchange<ReleaseReply>, NodeError>;
 
 /// One release, until its outcome is known.
 pub(crate) struct ReleaseAttempts<'a> {
-    request: ReleaseOrKeep<'a>,
+    request: Release<'a>,
     /// The lease was valid until this release.
     was_held: bool,
     /// A request may have been carried out, although its reply was lost.
@@ -98,15 +127,7 @@ pub(crate) struct ReleaseAttempts<'a> {
 }
 
 impl<'a> ReleaseAttempts<'a> {
-    pub(crate) fn new(
-        key: &'a LockKey,
-        id: &'a [u8],
-        queue_entry: &'a str,
-        was_held: bool,
-    ) -> ReleaseAttempts<'a> {
-        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0, token: 0 };
-        let release = OfKind { kind: LockKind::Mutex, request };
-        let request = ReleaseOrKeep { release, keep_ms: 0 };
+    fn new(request: Release<'a>, was_held: bool) -> ReleaseAttempts<'a> {
         ReleaseAttempts { request, was_held, maybe_applied: false }
     }
 
@@ -115,51 +136,22 @@ impl<'a> ReleaseAttempts<'a> {
         was_held: bool,
         yielding: Option<&Yielding>,
     ) -> ReleaseAttempts<'a> {
-        let claim = &lease.claim;
-        let pause = |yielding: &Yielding| yielding.on_release(claim.key.lock_key(), clock::now());
-        let id = claim.id.as_str().as_bytes();
-        ReleaseAttempts::new(&claim.key, id, &lease.queue_entry, was_held)
-            .of_kind(claim.kind)
-            .with_token(lease.token())
-            .keeping(&lease.residue(NodeSet::single(0)))
-            .leaving_free(yielding.map_or(Duration::ZERO, pause))
-    }
-
-    /// The release of a residue, by its claim.
-    pub(crate) fn of_residue(claim: &'a Claim, residue: &'a Residue) -> ReleaseAttempts<'a> {
-        let id = claim.id.as_str().as_bytes();
-        ReleaseAttempts::new(&claim.key, id, &residue.queue_entry, false)
-            .of_kind(claim.kind)
-            .with_token(FencingToken(claim.token))
-            .keeping(residue)
-    }
-
-    pub(crate) fn of_kind(mut self, kind: LockKind) -> ReleaseAttempts<'a> {
-        self.request.release.kind = kind;
-        self
-    }
-
-    /// The lock stays taken until the time that the residue says.
-    fn keeping(mut self, residue: &Residue) -> ReleaseAttempts<'a> {
-        self.request.keep_ms = residue.keep_ms(clock::now());
-        self
-    }
-
-    /// The fencing token of the hold, which saves the server reading it.
-    fn with_token(mut self, token: FencingToken) -> ReleaseAttempts<'a> {
-        self.request.release.request.token = token.as_u64();
-        self
-    }
-
-    /// The lock is left free for this time before the next waiter gets it.
-    fn leaving_free(mut self, pause: Duration) -> ReleaseAttempts<'a> {
-        self.request.release.request.left_free_ms = u64::try_from(pause.as_millis()).unwrap_or(0);
-        self
+        let (claim, now) = (&lease.claim, clock::now());
+        let pause = |yielding: &Yielding| yielding.on_release(claim.key.lock_key(), now);
+        let left_free = yielding.map_or(Duration::ZERO, pause);
+        let request = Release {
+            queue_entry: &lease.queue_entry,
+            token: lease.token().as_u64(),
+            keep_ms: lease.residue(NodeSet::single(0)).keep_ms(now),
+            left_free_ms: u64::try_from(left_free.as_millis()).unwrap_or(0),
+            ..Release::new(claim.kind, &claim.key, claim.id.as_str().as_bytes())
+        };
+        ReleaseAttempts::new(request, was_held)
     }
 
     /// Makes an attempt, and more with growing pauses during a failover: until the server's host
     /// name leads to the new master. No connection is in use during the pauses.
-    pub(crate) fn through_failover(
+    fn through_failover(
         mut self,
         until: Moment,
         mut attempt: impl FnMut(&mut ReleaseAttempts<'a>) -> Result<Released, NodeError>,
@@ -186,15 +178,24 @@ impl<'a> ReleaseAttempts<'a> {
         result
     }
 
+    fn send_by(
+        &mut self,
+        backend: &impl OneServerForEachLock,
+        purpose: Purpose,
+        deadline: Moment,
+    ) -> Result<Released, NodeError> {
+        self.send(deadline, |request, until| backend.exchange(request.key, request, purpose, until))
+    }
+
     /// Sends the release by `ask`, and once more if its reply is lost.
     ///
     /// If the server replies to a later request that the lock is free, it has applied an earlier
     /// one. If we held the lock until this release, the reply that another client holds the lock
     /// means the same, because a release hands the lock over.
-    pub(crate) fn send(
+    fn send(
         &mut self,
         until: Moment,
-        mut ask: impl FnMut(&ReleaseOrKeep<'a>, Moment) -> ReleaseResult,
+        mut ask: impl FnMut(&Release<'a>, Moment) -> ReleaseResult,
     ) -> Result<Released, NodeError> {
         let reply = match self.send_once(until.halfway(), &mut ask) {
             // A new connection may lead to the new master.
@@ -203,22 +204,23 @@ impl<'a> ReleaseAttempts<'a> {
             }
             result => result,
         };
-        let KindReleaseReply { reply, mut has_more } = reply?;
+        let reply = reply?;
+        let mut has_more = reply.has_more();
         for _ in 0..REPEATED_RELEASES_MAX {
             if !has_more {
                 break;
             }
             // The lock is released. If this fails, polls serve the waiters.
-            has_more = self.send_once(until, &mut ask).is_ok_and(|again| again.has_more);
+            has_more = self.send_once(until, &mut ask).is_ok_and(|again| again.has_more());
         }
         Ok(match reply {
-            ReleaseReply::Released => Released::Released,
-            ReleaseReply::Gone if self.maybe_applied => Released::Released,
+            ReleaseReply::Released { .. } => Released::Released,
+            ReleaseReply::Gone { .. } if self.maybe_applied => Released::Released,
             ReleaseReply::HeldByOther(_) if self.maybe_applied && self.was_held => {
                 Released::Released
             }
             ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),
-            ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late { .. } => {
+            ReleaseReply::Gone { .. } | ReleaseReply::WrongType | ReleaseReply::Late { .. } => {
                 Released::Gone
             }
         })
@@ -227,8 +229,8 @@ impl<'a> ReleaseAttempts<'a> {
     fn send_once(
         &mut self,
         deadline: Moment,
-        ask: &mut impl FnMut(&ReleaseOrKeep<'a>, Moment) -> ReleaseResult,
-    ) -> Result<KindReleaseReply, NodeError> {
+        ask: &mut impl FnMut(&Release<'a>, Moment) -> ReleaseResult,
+    ) -> Result<ReleaseReply, NodeError> {
         let result = ask(&self.request, deadline);
         self.maybe_applied |= matches!(&result, Err(failure) if failure.outcome_unknown);
         result.map(|exchange| exchange.reply)

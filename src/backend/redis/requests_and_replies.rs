@@ -3,12 +3,11 @@
 use redis::Value;
 
 pub(crate) use super::kinds::{
-    KindReleaseReply, OfKind,
+    acquire::{Acquire, AcquireMode, AcquireReply},
     acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},
     group::{Downgrade, DowngradeReply, GroupReport, ListMembers},
-    keep::ReleaseOrKeep,
-    mutex::{Acquire, AcquireMode, AcquireReply, Release, ReleaseReply},
+    release::{Release, ReleaseReply},
     renew::{Renew, RenewReply, Renewal},
 };
 use super::{
@@ -76,19 +75,15 @@ impl<C: Request> Request for InCluster<'_, C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{backend::redis::test_util::request_words, core::key::LockKey};
+    use crate::{
+        backend::redis::test_util::request_words,
+        core::{key::LockKey, kind::LockKind},
+    };
 
     #[test]
     fn request_in_cluster_may_ask_and_may_use_sharded_channels() {
         let key = LockKey::new("lock:", "a").unwrap().in_cluster().unwrap();
-        let release = Release {
-            key: &key,
-            id: b"me",
-            queue_entry: "",
-            expires: false,
-            left_free_ms: 0,
-            token: 0,
-        };
+        let release = Release::new(LockKind::Mutex, &key, b"me");
         let text = |is_sharded, is_asking| {
             let mut out = Vec::new();
             let request = InCluster { request: &release, is_sharded, is_asking };

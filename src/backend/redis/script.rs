@@ -80,6 +80,11 @@ pub(crate) trait Request {
         None
     }
 
+    /// Whether the reply grants a lock.
+    fn is_grant(_: &Self::Reply) -> bool {
+        false
+    }
+
     /// Whether `ASKING` goes ahead of the request, so that its reply is the second one.
     fn is_asking(&self) -> bool {
         false
@@ -195,8 +200,8 @@ mod tests {
             acquire_all::ACQUIRE_ALL,
             adopt::ADOPT,
             group,
-            keep::KEEP,
             mutex::{ACQUIRE, RELEASE},
+            release::KEEP,
             renew::RENEW,
         },
         list_requests::DESCRIBE,

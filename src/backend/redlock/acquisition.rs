@@ -24,7 +24,7 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind,
-            requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
+            requests_and_replies::{Acquire, AcquireMode, AcquireReply},
         },
     },
     core::{
@@ -171,6 +171,7 @@ impl<'a> QuorumAcquisition<'a> {
         let window_ms = u64::try_from(request.claim_window.as_millis()).unwrap_or(u64::MAX);
         let queue_ttl_ms = if claim_window_only { window_ms } else { claim.ttl_ms() };
         let acquire = |node| Acquire {
+            kind: claim.kind,
             key: &claim.key,
             id: claim.id.as_str(),
             ttl_ms: if node == queue_node { queue_ttl_ms } else { claim.ttl_ms() },
@@ -180,7 +181,6 @@ impl<'a> QuorumAcquisition<'a> {
             token_min,
             is_token_decided: token_known.contains(node),
         };
-        let acquire = |node| OfKind { kind: claim.kind, request: acquire(node) };
         let vote_of = |node: usize, exchange: &Exchange<AcquireReply>| {
             let is_quarantined = redlock.node(node).quarantine_left(exchange.sent).is_some();
             vote(&exchange.reply, is_quarantined)

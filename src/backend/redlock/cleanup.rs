@@ -11,7 +11,7 @@ use crate::{
         error::BackendError,
         redis::{
             CHECK_INTERVAL, Exchange, PIPELINE_MAX, Request,
-            requests_and_replies::{KindReleaseReply, Ping},
+            requests_and_replies::{Ping, ReleaseReply},
         },
     },
     core::{
@@ -102,7 +102,7 @@ impl QuorumCleaner {
         residue: &mut Residue,
         round: BroadcastOptions<'_>,
         limits: CleanupLimits<'_>,
-    ) -> Responses<KindReleaseReply> {
+    ) -> Responses<ReleaseReply> {
         let request = ReleaseRequest::of_claim(claim, &residue.queue_entry, false);
         let mut responses = self.ask(round, limits, |_| request.node_request(), |_, _| Vote::Yes);
         let replied = responses.nodes_where(|response| matches!(response, Response::Replied(_)));

@@ -8,7 +8,7 @@ use crate::{
         redis::{
             Exchange, NodeError, NodeErrorKind, Urgency,
             group_requests::release_any_kind,
-            requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
+            requests_and_replies::{Release, ReleaseReply},
         },
     },
     core::{
@@ -64,15 +64,14 @@ impl<'a> ReleaseRequest<'a> {
         }
     }
 
-    pub(crate) fn node_request(&self) -> OfKind<Release<'a>> {
+    pub(crate) fn node_request(&self) -> Release<'a> {
         let ReleaseRequest { key, kind, id, queue_entry, token, .. } = *self;
-        let request = Release { key, id, queue_entry, expires: false, left_free_ms: 0, token };
-        OfKind { kind, request }
+        Release { queue_entry, token, ..Release::new(kind, key, id) }
     }
 
-    pub(crate) fn vote(_: usize, exchange: &Exchange<KindReleaseReply>) -> Vote {
-        match exchange.reply.reply {
-            ReleaseReply::Released | ReleaseReply::Gone => Vote::Yes,
+    pub(crate) fn vote(_: usize, exchange: &Exchange<ReleaseReply>) -> Vote {
+        match exchange.reply {
+            ReleaseReply::Released { .. } | ReleaseReply::Gone { .. } => Vote::Yes,
             ReleaseReply::HeldByOther(_) | ReleaseReply::WrongType => Vote::No,
             ReleaseReply::Late { .. } => Vote::Unknown,
         }
@@ -231,7 +230,7 @@ impl Redlock {
 
     fn evaluate_release(
         &self,
-        mut responses: Responses<KindReleaseReply>,
+        mut responses: Responses<ReleaseReply>,
         was_held: bool,
         maybe_applied: NodeSet,
     ) -> ReleaseOutcome {
@@ -245,16 +244,16 @@ impl Redlock {
         for (node, response) in responses.by_node.iter().enumerate() {
             let maybe_before = maybe_applied.contains(node);
             match response {
-                Response::Replied(exchange) => match &exchange.reply.reply {
-                    ReleaseReply::Released => {
+                Response::Replied(exchange) => match &exchange.reply {
+                    ReleaseReply::Released { .. } => {
                         released += 1;
                         released_on = released_on.union(NodeSet::single(node));
                     }
-                    ReleaseReply::Gone if maybe_before => released += 1,
+                    ReleaseReply::Gone { .. } if maybe_before => released += 1,
                     ReleaseReply::HeldByOther(_) if maybe_before && was_held => released += 1,
-                    ReleaseReply::Gone | ReleaseReply::WrongType | ReleaseReply::Late { .. } => {
-                        gone += 1
-                    }
+                    ReleaseReply::Gone { .. }
+                    | ReleaseReply::WrongType
+                    | ReleaseReply::Late { .. } => gone += 1,
                     ReleaseReply::HeldByOther(holder) => {
                         known += 1;
                         answers.push(NodeAnswer::new(
@@ -286,13 +285,13 @@ impl Redlock {
     }
 }
 
-fn is_certain(responses: &Responses<KindReleaseReply>, was_held: bool) -> bool {
+fn is_certain(responses: &Responses<ReleaseReply>, was_held: bool) -> bool {
     was_held && responses.nodes_voting(Vote::Yes).len() >= quorum(responses.votes.len())
 }
 
 /// Nodes on which another attempt may succeed. A node whose server is no longer a master is one of
 /// them, because a new connection may lead to the new master.
-fn nodes_to_retry(responses: &Responses<KindReleaseReply>) -> NodeSet {
+fn nodes_to_retry(responses: &Responses<ReleaseReply>) -> NodeSet {
     responses.nodes_where(|response| {
         matches!(
             response, Response::Failed(failure) if failure.is_transient() || failure.is_not_master()
@@ -300,10 +299,10 @@ fn nodes_to_retry(responses: &Responses<KindReleaseReply>) -> NodeSet {
     })
 }
 
-fn describe(reply: &KindReleaseReply) -> String {
-    match &reply.reply {
-        ReleaseReply::Released => "released".into(),
-        ReleaseReply::Gone => "not held".into(),
+fn describe(reply: &ReleaseReply) -> String {
+    match reply {
+        ReleaseReply::Released { .. } => "released".into(),
+        ReleaseReply::Gone { .. } => "not held".into(),
         ReleaseReply::HeldByOther(holder) => format!("held by {holder}"),
         ReleaseReply::WrongType => "its key holds something that is not a lock".into(),
         ReleaseReply::Late { .. } => "the request came too late".into(),

@@ -11,7 +11,7 @@ use crate::{
         AcquireRequest,
         redis::{
             Exchange,
-            requests_and_replies::{KindReleaseReply, OfKind, Release, ReleaseReply},
+            requests_and_replies::{Release, ReleaseReply},
         },
     },
     core::{ack::Ack, node_answer::Vote, quorum::NodeSet, validity::EXPIRY_SLACK},
@@ -138,19 +138,13 @@ impl VoteReleases {
             BroadcastOptions { wait_until, ..BroadcastOptions::awaiting_all(nodes, deadline) };
         let queue_entry = request.queue_entry();
         let once = ReleaseRequest::of_claim(request.claim, &queue_entry, false);
-        let release = |_| {
-            let OfKind { kind, request } = once.node_request();
-            OfKind { kind, request: Release { expires: true, ..request } }
-        };
+        let release = |_| Release { expires: true, ..once.node_request() };
         let responses = redlock.ask(connections, options, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &responses.by_node[node] {
                 // The node ignored the release, which had expired. We may still hold the lock
                 // there.
-                Response::Replied(Exchange {
-                    reply: KindReleaseReply { reply: ReleaseReply::Late { .. }, .. },
-                    ..
-                }) => {}
+                Response::Replied(Exchange { reply: ReleaseReply::Late { .. }, .. }) => {}
                 Response::Replied(_) => footprint.forget(node),
                 // Where we may be queued, we ask again, and keep our place until then.
                 Response::Failed(failure) if !failure.outcome_unknown => {

@@ -17,8 +17,8 @@ use crate::{
             list_requests::{DescribeLocks, HeldDescription, Scan},
             parse_grant, parse_time,
             requests_and_replies::{
-                Acquire, AcquireMode, AcquireReply, Downgrade, DowngradeReply, ListMembers, OfKind,
-                Ping, Release, ReleaseReply, Renew, RenewReply, Renewal,
+                Acquire, AcquireMode, AcquireReply, Downgrade, DowngradeReply, ListMembers, Ping,
+                Release, ReleaseReply, Renew, RenewReply, Renewal,
             },
         },
     },
@@ -81,6 +81,7 @@ fn check_reply(reply: &Value) -> u64 {
         Renewal { key, id: "me", count: 0, ttl_ms: 10, never_shorten: false, refresh_token: false };
     let renewals = [renewal; 3];
     let acquire = Acquire {
+        kind: LockKind::Mutex,
         key,
         id: "me",
         ttl_ms: 10,
@@ -105,11 +106,7 @@ fn check_reply(reply: &Value) -> u64 {
             AcquireReply::Late { .. } => 7,
         }
     });
-    let released = taken(
-        &Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0, token: 0 },
-        reply,
-    )
-    .map(|answer| {
+    let released = taken(&Release::new(LockKind::Mutex, key, b"me"), reply).map(|answer| {
         if let ReleaseReply::HeldByOther(holder) = &answer {
             presentable(holder);
         }
@@ -160,15 +157,13 @@ fn check_group_reply(key: &LockKey, reply: &Value) -> (Option<u8>, Option<bool>,
         }
         u8::from(answer == DowngradeReply::Done)
     });
-    let request =
-        Release { key, id: b"me", queue_entry: "", expires: true, left_free_ms: 0, token: 0 };
-    let released = taken(&OfKind { kind: LockKind::Read, request }, reply);
+    let released = taken(&Release::new(LockKind::Read, key, b"me"), reply);
     let listed = (1..=2).filter_map(|count| taken(&ListMembers(&[key, key][..count]), reply));
     let listed = listed.flatten().flatten().map(|group| {
         group.members.iter().for_each(presentable);
         group.members.len()
     });
-    (downgraded, released.map(|answer| answer.has_more), listed.collect())
+    (downgraded, released.map(|answer| answer.has_more()), listed.collect())
 }
 
 #[test]

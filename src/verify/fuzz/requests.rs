@@ -9,7 +9,7 @@ use crate::{
         Request, ScriptRef,
         requests_and_replies::{Acquire, AcquireMode, Release},
     },
-    core::key::LockKey,
+    core::{key::LockKey, kind::LockKind},
 };
 
 fn words(call: &impl Request, by: ScriptRef) -> Vec<Vec<u8>> {
@@ -32,6 +32,7 @@ fn names_never_change_the_command() {
         let id = parts.next().unwrap_or_default();
         let Ok(key) = LockKey::new(prefix, name) else { return 0 };
         let acquire = Acquire {
+            kind: LockKind::Mutex,
             key: &key,
             id,
             ttl_ms: 5,
@@ -49,17 +50,8 @@ fn names_never_change_the_command() {
                 ([prefix, name].concat().as_bytes(), id.as_bytes())
             );
             assert_eq!(&said[11][..], name.as_bytes());
-            let release = words(
-                &Release {
-                    key: &key,
-                    id: id.as_bytes(),
-                    queue_entry: name,
-                    expires: true,
-                    left_free_ms: 0,
-                    token: 0,
-                },
-                by,
-            );
+            let release = Release::new(LockKind::Mutex, &key, id.as_bytes());
+            let release = words(&Release { queue_entry: name, expires: true, ..release }, by);
             assert_eq!((release.len(), &release[3..7]), (12, &said[3..7]));
         }
         1 + u64::from(prefix.is_empty()) + 2 * u64::from(id.is_empty())

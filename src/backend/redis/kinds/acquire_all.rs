@@ -64,6 +64,10 @@ impl Request for AcquireAll<'_> {
         }
     }
 
+    fn is_grant(reply: &AcquireAllReply) -> bool {
+        matches!(reply, AcquireAllReply::Held { .. })
+    }
+
     fn script(&self) -> Option<&'static Script> {
         Some(&ACQUIRE_ALL)
     }

@@ -44,6 +44,10 @@ impl Request for Adopt<'_> {
         }
     }
 
+    fn is_grant(reply: &AdoptReply) -> bool {
+        matches!(reply, AdoptReply::Held { .. })
+    }
+
     fn script(&self) -> Option<&'static Script> {
         Some(&ADOPT)
     }

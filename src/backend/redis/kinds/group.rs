@@ -4,16 +4,16 @@
 
 use redis::Value;
 
-use super::mutex::{Acquire, Release, write_lock_keys};
+use super::mutex::write_lock_keys;
 use crate::{
     backend::redis::{
-        fields::{Fields, parse_clock, text_reply, write_bulk, write_micros, write_number},
+        fields::{Fields, parse_clock, text_reply, write_bulk, write_number},
         script::{Request, Script, ScriptRef, script, write_version},
     },
     core::{
         holder::Holder,
         key::LockKey,
-        kind::{HeldBy, LockKind, Membership, claim_of_member},
+        kind::{HeldBy, claim_of_member},
     },
 };
 
@@ -57,45 +57,6 @@ const MEMBERS_LISTED_MAX: u64 = 1_000;
 /// Maximum number of members that a list contains of all locks together; otherwise the reply could
 /// exceed what a client reads.
 const ALL_MEMBERS_LISTED_MAX: u64 = 10_000;
-
-pub(super) fn write_acquire(
-    request: &Acquire<'_>,
-    kind: LockKind,
-    by: ScriptRef,
-    nonce: u64,
-    not_after_us: u64,
-    out: &mut Vec<u8>,
-) {
-    ACQUIRE.write_header(by, 5, 12, out);
-    write_keys(out, request.key);
-    request.write_head(nonce, not_after_us, out);
-    let Membership { group, limit, count } =
-        kind.membership().unwrap_or(Membership { group: "", limit: 0, count: 1 });
-    write_bulk(out, &[group.as_bytes()]);
-    write_number(out, limit.into());
-    write_number(out, count.into());
-    write_micros(out, request.token_min);
-    write_number(out, request.is_token_decided.into());
-    write_version(out);
-}
-
-pub(super) fn write_release(
-    request: &Release<'_>,
-    kind: LockKind,
-    by: ScriptRef,
-    nonce: u64,
-    not_after_us: u64,
-    out: &mut Vec<u8>,
-) {
-    RELEASE.write_header(by, 5, 5, out);
-    write_keys(out, request.key);
-    request.write_head(nonce, not_after_us, out);
-    match kind.membership() {
-        Some(Membership { count, .. }) => write_number(out, count.into()),
-        None => write_bulk(out, &[b"-1"]),
-    }
-    write_version(out);
-}
 
 pub(super) fn write_keys(out: &mut Vec<u8>, key: &LockKey) {
     write_lock_keys(out, key);

@@ -14,7 +14,7 @@ use super::QuorumRenewals;
 use crate::{
     backend::{
         LeaseResidue, RenewalLimits,
-        redis::requests_and_replies::{Acquire, AcquireMode, AcquireReply, OfKind},
+        redis::requests_and_replies::{Acquire, AcquireMode, AcquireReply},
         redlock::{BroadcastOptions, Response},
     },
     core::{
@@ -54,7 +54,8 @@ impl QuorumRenewals {
         // A release must include these nodes from now on.
         lease.add_nodes(nodes);
         let deadline = now.saturating_add(REACQUIRE_TIMEOUT).min(lease.deadline());
-        let acquire = |_| Acquire {
+        let request = |_| Acquire {
+            kind: claim.kind,
             key: &claim.key,
             id: claim.id.as_str(),
             ttl_ms: claim.ttl_ms(),
@@ -64,7 +65,6 @@ impl QuorumRenewals {
             token_min: lease.token().0,
             is_token_decided: false,
         };
-        let request = |node| OfKind { kind: claim.kind, request: acquire(node) };
         let round = BroadcastOptions::awaiting_all(nodes, deadline);
         let responses = self.ask(round, limits, request, |_, _| Vote::Yes);
         let unknown = responses.unanswered().union(responses.outcome_unknown());

@@ -1,12 +1,15 @@
 //! Encoding of requests about groups, and decoding of replies.
 
-use super::{
-    super::{KindReleaseReply, OfKind},
-    *,
-};
-use crate::backend::redis::{
-    kinds::mutex::{AcquireMode, ReleaseReply},
-    test_util::script_arguments,
+use super::*;
+use crate::{
+    backend::redis::{
+        kinds::{
+            acquire::{Acquire, AcquireMode},
+            release::{Release, ReleaseReply},
+        },
+        test_util::script_arguments,
+    },
+    core::kind::LockKind,
 };
 
 fn text(line: &str) -> Value {
@@ -29,6 +32,7 @@ fn requests_name_the_group_and_its_limit() {
     let key = LockKey::new("lock:", "a").unwrap();
     let acquire = |kind| {
         let request = Acquire {
+            kind,
             key: &key,
             id: "me",
             ttl_ms: 10,
@@ -38,7 +42,7 @@ fn requests_name_the_group_and_its_limit() {
             token_min: 9,
             is_token_decided: kind == LockKind::Read,
         };
-        script_arguments(&OfKind { kind, request }, &keys())
+        script_arguments(&request, &keys())
     };
     let head = ["me", "10", "try", "w", "0000000000000007", "60"];
     let (min, read) = ("0000000000000009", "distlock:read");
@@ -48,15 +52,8 @@ fn requests_name_the_group_and_its_limit() {
     assert_eq!(acquire(permits), [&head[..], &["distlock:permits", "7", "3", min, "0"]].concat());
 
     let release = |kind| {
-        let request = Release {
-            key: &key,
-            id: b"me",
-            queue_entry: "w",
-            expires: false,
-            left_free_ms: 0,
-            token: 0,
-        };
-        script_arguments(&OfKind { kind, request }, &keys())
+        let request = Release { queue_entry: "w", ..Release::new(kind, &key, b"me") };
+        script_arguments(&request, &keys())
     };
     assert_eq!(release(LockKind::Read), ["me", "w", "", "1"]);
     assert_eq!(release(LockKind::Write), ["me", "w", "", "-1"]);
@@ -87,21 +84,12 @@ fn replies_are_decoded_or_rejected() {
         assert_eq!(decode(wrong), None, "{wrong}");
     }
 
-    let request = Release {
-        key: &key,
-        id: b"me",
-        queue_entry: "",
-        expires: false,
-        left_free_ms: 0,
-        token: 0,
-    };
-    let release = OfKind { kind: LockKind::Read, request };
+    let release = Release::new(LockKind::Read, &key, b"me");
     let decode = |line: &str| release.decode(7, text(line));
-    let expect = |reply, has_more| Some(KindReleaseReply { reply, has_more });
-    assert_eq!(decode("7 released"), expect(ReleaseReply::Released, false));
-    assert_eq!(decode("7 released more"), expect(ReleaseReply::Released, true));
-    assert_eq!(decode("7 gone more"), expect(ReleaseReply::Gone, true));
-    assert!(!decode("7 other 50 9 0 1 no more").unwrap().has_more, "the end of an id");
+    assert_eq!(decode("7 released"), Some(ReleaseReply::Released { has_more: false }));
+    assert_eq!(decode("7 released more"), Some(ReleaseReply::Released { has_more: true }));
+    assert_eq!(decode("7 gone more"), Some(ReleaseReply::Gone { has_more: true }));
+    assert!(!decode("7 other 50 9 0 1 no more").unwrap().has_more(), "the end of an id");
     assert_eq!(decode("8 released more"), None);
 }
 

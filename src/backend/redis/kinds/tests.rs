@@ -1,14 +1,21 @@
 //! Encoding of requests and decoding of replies.
 
-use super::*;
-use crate::backend::redis::{
-    kinds::renew::{Renew, tests::renewal},
-    test_util::script_arguments,
-};
 use proptest::prelude::*;
+use redis::Value;
+
+use super::{
+    acquire::{Acquire, AcquireMode, AcquireReply},
+    release::{Release, ReleaseReply},
+    renew::{Renew, tests::renewal},
+};
+use crate::{
+    backend::redis::{script::Request, test_util::script_arguments},
+    core::{holder::Holder, key::LockKey, kind::LockKind},
+};
 
 fn acquire(key: &LockKey) -> Acquire<'_> {
     Acquire {
+        kind: LockKind::Mutex,
         key,
         id: "me",
         ttl_ms: 10,
@@ -36,12 +43,9 @@ fn request_is_one_well_formed_command() {
         ["me", "10", "try", "", not_after, "60", "0000000000000000", "3600010"]
     );
     let release = |expires| Release {
-        key: &key,
-        id: b"me",
         queue_entry: "w",
         expires,
-        left_free_ms: 0,
-        token: 0,
+        ..Release::new(LockKind::Mutex, &key, b"me")
     };
     assert_eq!(script_arguments(&release(true), &keys), ["me", "w", not_after]);
     assert_eq!(script_arguments(&release(false), &keys), ["me", "w", ""]);
@@ -60,7 +64,7 @@ fn request_is_one_well_formed_command() {
 }
 
 fn release_of(key: &LockKey) -> Release<'_> {
-    Release { key, id: b"", queue_entry: "", expires: false, left_free_ms: 0, token: 0 }
+    Release::new(LockKind::Mutex, key, b"")
 }
 
 fn text(line: &str) -> Value {
@@ -119,12 +123,9 @@ fn acquire_reply_is_decoded_for_every_outcome() {
 #[test]
 fn release_and_inspect_replies_are_decoded() {
     let key = LockKey::new("", "x").unwrap();
-    let release = |line| {
-        Release { key: &key, id: b"", queue_entry: "", expires: true, left_free_ms: 0, token: 0 }
-            .decode(9, text(line))
-    };
-    assert_eq!(release("9 released"), Some(ReleaseReply::Released));
-    assert_eq!(release("9 gone"), Some(ReleaseReply::Gone));
+    let release = |line| Release { expires: true, ..release_of(&key) }.decode(9, text(line));
+    assert_eq!(release("9 released"), Some(ReleaseReply::Released { has_more: false }));
+    assert_eq!(release("9 gone"), Some(ReleaseReply::Gone { has_more: false }));
     assert_eq!(release("9 type"), Some(ReleaseReply::WrongType));
     assert_eq!(release("9 late 5"), Some(ReleaseReply::Late { now_us: 5 }));
     assert_eq!(Release::server_us(&ReleaseReply::Late { now_us: 5 }), Some(5));

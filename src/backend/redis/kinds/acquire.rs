@@ -1,0 +1,176 @@
+//! The request that acquires a lock of any kind. Pure.
+
+use redis::Value;
+
+use super::{
+    group::{self, write_keys},
+    mutex::{self, token_ttl_ms, write_lock_keys},
+};
+use crate::{
+    backend::redis::{
+        fields::{Fields, text_reply, write_bulk, write_micros, write_number},
+        script::{Request, Script, ScriptRef, write_version},
+    },
+    core::{
+        holder::Holder,
+        key::LockKey,
+        kind::{LockKind, Membership},
+    },
+};
+
+/// How an acquire uses the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AcquireMode {
+    /// Does not enter the queue.
+    Try,
+    /// Enters the queue, with the first request. The script calls this `join`.
+    Enqueue,
+    /// Stays in the queue, or enters it again. The script calls this `look`.
+    Poll,
+    /// Leaves the queue, with the last request.
+    Leave,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Acquire<'a> {
+    pub(crate) kind: LockKind,
+    pub(crate) key: &'a LockKey,
+    pub(crate) id: &'a str,
+    pub(crate) ttl_ms: u64,
+    pub(crate) mode: AcquireMode,
+    pub(crate) queue_entry: &'a str,
+    /// TTL to set if the current holder's key has lost its TTL; 0 to leave the key alone.
+    pub(crate) repair_ttl_ms: u64,
+    /// Minimum fencing token. If the server's next token would be smaller, it uses this one.
+    pub(crate) token_min: u64,
+    /// `token_min` is not below the token that the server gave this claim last. Then a member of a
+    /// group needs no larger one, although later members have got larger ones since.
+    pub(crate) is_token_decided: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum AcquireReply {
+    Held {
+        now_us: u64,
+        token: u64,
+    },
+    Busy {
+        now_us: u64,
+        holder: Holder,
+    },
+    Queued {
+        now_us: u64,
+        holder: Holder,
+        position: u64,
+        newly_queued: bool,
+        no_subscriber: bool,
+    },
+    WrongType,
+    /// The request arrived after its `not_after`. Nothing was done.
+    Late {
+        now_us: u64,
+    },
+}
+
+impl AcquireReply {
+    /// Returns the current holder, if the lock was not granted.
+    pub(crate) fn holder(&self) -> Option<&Holder> {
+        match self {
+            AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => Some(holder),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn token(&self) -> Option<u64> {
+        match *self {
+            AcquireReply::Held { token, .. } => Some(token),
+            _ => None,
+        }
+    }
+}
+
+impl Acquire<'_> {
+    /// Appends the arguments that requests of all kinds begin with.
+    fn write_head(&self, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        write_number(out, nonce);
+        write_bulk(out, &[self.id.as_bytes()]);
+        write_number(out, self.ttl_ms);
+        let mode: &[u8] = match self.mode {
+            AcquireMode::Try => b"try",
+            AcquireMode::Enqueue => b"join",
+            AcquireMode::Poll => b"look",
+            AcquireMode::Leave => b"leave",
+        };
+        write_bulk(out, &[mode]);
+        write_bulk(out, &[self.queue_entry.as_bytes()]);
+        write_micros(out, not_after_us);
+        write_number(out, self.repair_ttl_ms);
+    }
+}
+
+impl Request for Acquire<'_> {
+    type Reply = AcquireReply;
+
+    fn server_us(reply: &AcquireReply) -> Option<u64> {
+        match *reply {
+            AcquireReply::Held { now_us, .. }
+            | AcquireReply::Busy { now_us, .. }
+            | AcquireReply::Queued { now_us, .. }
+            | AcquireReply::Late { now_us } => Some(now_us),
+            AcquireReply::WrongType => None,
+        }
+    }
+
+    fn is_grant(reply: &AcquireReply) -> bool {
+        matches!(reply, AcquireReply::Held { .. })
+    }
+
+    fn script(&self) -> Option<&'static Script> {
+        Some(if self.kind == LockKind::Mutex { &mutex::ACQUIRE } else { &group::ACQUIRE })
+    }
+
+    fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
+        if self.kind == LockKind::Mutex {
+            mutex::ACQUIRE.write_header(by, 4, 9, out);
+            write_lock_keys(out, self.key);
+            write_bulk(out, &self.key.fence_key().map(str::as_bytes));
+            self.write_head(nonce, not_after_us, out);
+            write_micros(out, self.token_min);
+            write_number(out, token_ttl_ms(self.ttl_ms));
+        } else {
+            group::ACQUIRE.write_header(by, 5, 12, out);
+            write_keys(out, self.key);
+            self.write_head(nonce, not_after_us, out);
+            let Membership { group, limit, count } =
+                self.kind.membership().unwrap_or(Membership { group: "", limit: 0, count: 1 });
+            write_bulk(out, &[group.as_bytes()]);
+            write_number(out, limit.into());
+            write_number(out, count.into());
+            write_micros(out, self.token_min);
+            write_number(out, self.is_token_decided.into());
+        }
+        write_version(out);
+    }
+
+    fn decode(&self, nonce: u64, reply: Value) -> Option<AcquireReply> {
+        let line = text_reply(&reply)?;
+        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
+        let now_us = rest.clock()?;
+        Some(match tag {
+            "held" => {
+                AcquireReply::Held { now_us, token: rest.lua_integer().filter(|token| *token > 0)? }
+            }
+            "busy" => AcquireReply::Busy { now_us, holder: rest.holder(now_us)? },
+            "queued" => {
+                let (pttl_ms, position, state) =
+                    (rest.number()?, rest.number()?, rest.number::<u8>()?);
+                let (newly_queued, no_subscriber) = (state & 1 != 0, state & 2 != 0);
+                let holder = Holder::from_report(rest.rest(), pttl_ms, 0, 0, now_us);
+                AcquireReply::Queued { now_us, holder, position, newly_queued, no_subscriber }
+            }
+            "type" => AcquireReply::WrongType,
+            "late" => AcquireReply::Late { now_us },
+            _ => return None,
+        })
+    }
+}
