@@ -1,6 +1,8 @@
 //! Compares `FakeNode` with a real server: runs the same random sequences of script calls and
 //! foreign writes on both. Replies, published messages and stored keys must be equal.
 
+use std::iter;
+
 use distlock::testing::servers::{Bytes, Data, Script};
 use redis::{Connection, Value};
 
@@ -128,7 +130,7 @@ impl Pair {
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
-        let (mut renewed, mut renewals) = (Vec::new(), Vec::new());
+        let (mut renewed, mut renewals) = (Vec::new(), Vec::<String>::new());
         for at in [0, 3] {
             let count = self.pick(&["0", "0", "1", "2"]);
             let token_ttl = self.pick(&["0", "3630000"]);
@@ -137,7 +139,9 @@ impl Pair {
             renewed.extend((token_ttl != "0").then_some(KEYS[at + 2]));
             let id = self.pick(&["one", "two", "three four", "five"]);
             let ttl = self.pick(&["20000", "40000", "-10000", "-50000"]);
-            renewals.extend([id, count, ttl, token_ttl]);
+            let is_usual = count == "0" && token_ttl == "0" && self.rng.bool();
+            let more = format!("+{ttl} {count} {token_ttl}");
+            renewals.extend([id.into(), if is_usual { ttl.into() } else { more }]);
         }
         let keys: Vec<&str> = match (script, self.rng.bool()) {
             (Script::Renew, _) => renewed,
@@ -172,7 +176,7 @@ impl Pair {
             }
             Script::Release if self.rng.bool() => vec![id, "", ""],
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
-            Script::Renew => [&[late], &renewals[..]].concat(),
+            Script::Renew => iter::once(late).chain(renewals.iter().map(String::as_str)).collect(),
             Script::Describe => vec![each, "3"],
             Script::AcquireGroup => {
                 let decided = [ahead, self.pick(&["0", "1"])];

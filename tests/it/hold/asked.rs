@@ -180,7 +180,7 @@ fn delayed_renewal_does_not_shorten_an_extended_lease() {
     let mgr = manager(&server);
     let guard = mgr.lock_with("x", &with_ttl(20 * SECOND)).unwrap();
     guard.extend(600 * SECOND).unwrap();
-    let request = ["EVAL", renew, "1", LOCK, "7", "1", guard.id().as_str(), "0", "20000", "0", "1"];
+    let request = ["EVAL", renew, "1", LOCK, "7", "1", guard.id().as_str(), "20000", "1"];
     let delayed: Vec<redis::Value> = server.query(&request);
     assert_eq!(delayed[1], redis::Value::Int(1));
     expect_deadline_before_key_expiry(&server, &guard);
@@ -189,7 +189,7 @@ fn delayed_renewal_does_not_shorten_an_extended_lease() {
     let reader = mgr.rw_lock("x").unwrap().read_with(&with_ttl(20 * SECOND)).unwrap();
     reader.extend(600 * SECOND).unwrap();
     let request = ["EVAL", renew, "2", LOCK, "distlock:members:{lock:x}", "7", "1"];
-    let args = [reader.id().as_str(), "1", "20000", "0", "1"];
+    let args = [reader.id().as_str(), "+20000 1 0", "1"];
     let delayed: Vec<redis::Value> = server.query(&[&request[..], &args].concat());
     assert_eq!(delayed[1], redis::Value::Int(1));
     expect_deadline_before_key_expiry(&server, &reader);

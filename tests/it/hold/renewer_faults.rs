@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use distlock::{LockGuard, RedisMgr};
+use distlock::{LockGuard, RedisMgr, testing::servers::Script};
 
 use crate::faults::expect_renewals;
 use crate::{
@@ -209,7 +209,7 @@ fn expect_held_while_large_requests_vanish(mgr: &RedisMgr, proxies: &[&FaultProx
 fn locks_survive_on_a_path_that_loses_large_requests() {
     let (server, proxy, mgr) = server_behind_proxy(config_medium_timeout);
     server.cli(&["SCRIPT", "FLUSH"]);
-    server.cli(&["SCRIPT", "LOAD", include_str!("../../../src/backend/redis/lua/renew.lua")]);
+    server.cli(&["SCRIPT", "LOAD", Script::Renew.text()]);
     expect_held_while_large_requests_vanish(&mgr, &[&proxy]);
 }
 

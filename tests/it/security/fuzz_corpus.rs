@@ -78,7 +78,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         let mut words = vec!["EVAL", Script::Renew.text(), &count];
         words.extend(keys.iter().map(String::as_str));
         words.extend([NONCE, "9999999999999999"]);
-        names.iter().for_each(|_| words.extend([ID, "0", "30000", "0"]));
+        names.iter().for_each(|_| words.extend([ID, "30000"]));
         words.push("1");
         client.request(&words)
     };

@@ -17,8 +17,11 @@ impl Call<'_> {
         let is_late = number(&self.clock()) > number(self.arg(1));
         let mut keys = self.keys.iter();
         let mut next_key = || keys.next().map_or(&[][..], Vec::as_slice);
-        for args in self.args.get(2..).unwrap_or_default().chunks_exact(4) {
-            let [id, needed, ttl, token_ttl] = args else { continue };
+        for args in self.args.get(2..).unwrap_or_default().chunks_exact(2) {
+            let [id, ttl] = args else { continue };
+            let mut parts = ttl.strip_prefix(b"+").unwrap_or(ttl).split(|byte| *byte == b' ');
+            let mut next_part = || parts.next().unwrap_or(b"0");
+            let (ttl, needed, token_ttl) = (next_part(), next_part(), next_part());
             let (needed, token_ttl) = (count(needed), number(token_ttl));
             let lock = next_key();
             let members = if needed > 0 { next_key() } else { &[] };

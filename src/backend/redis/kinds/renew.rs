@@ -61,7 +61,7 @@ impl Request for Renew<'_> {
         let keys = |renewal: &Renewal<'_>| {
             1 + usize::from(renewal.count > 0) + usize::from(renewal.refresh_token)
         };
-        RENEW.write_header(by, self.0.iter().map(keys).sum(), 2 + 4 * self.0.len(), out);
+        RENEW.write_header(by, self.0.iter().map(keys).sum(), 2 + 2 * self.0.len(), out);
         for Renewal { key, count, refresh_token, .. } in self.0 {
             write_bulk(out, &[key.lock_key().as_bytes()]);
             if *count > 0 {
@@ -74,14 +74,17 @@ impl Request for Renew<'_> {
         write_number(out, nonce);
         write_number(out, not_after_us);
         for renewal in self.0 {
-            write_bulk(out, &[renewal.id.as_bytes()]);
-            write_number(out, renewal.count.into());
-            if renewal.never_shorten {
-                write_bulk(out, &[b"-", renewal.ttl_ms.to_string().as_bytes()]);
+            let Renewal { id, count, ttl_ms, never_shorten, refresh_token, .. } = *renewal;
+            write_bulk(out, &[id.as_bytes()]);
+            let sign = if never_shorten { "-" } else { "" };
+            if count > 0 || refresh_token {
+                let token_ttl_ms = if refresh_token { token_ttl_ms(ttl_ms) } else { 0 };
+                let more = format!("+{sign}{ttl_ms} {count} {token_ttl_ms}");
+                write_bulk(out, &[more.as_bytes()]);
             } else {
-                write_number(out, renewal.ttl_ms);
+                let mut digits = itoa::Buffer::new();
+                write_bulk(out, &[sign.as_bytes(), digits.format(ttl_ms).as_bytes()]);
             }
-            write_number(out, if renewal.refresh_token { token_ttl_ms(renewal.ttl_ms) } else { 0 });
         }
         write_version(out);
     }
@@ -131,10 +134,10 @@ pub(super) mod tests {
         let keys: Vec<_> = keys.into_iter().map(str::to_owned).collect();
         let expected = [
             &["7"][..],
-            &["i", "0", "1", "0"],
-            &["j", "3", "2", "0"],
-            &["i", "0", "-1", "3600001"],
-            &["i", "1", "1", "3600001"],
+            &["i", "1"],
+            &["j", "+2 3 0"],
+            &["i", "+-1 0 3600001"],
+            &["i", "+1 1 3600001"],
         ];
         assert_eq!(script_arguments(&Renew(&renewals), &keys), expected.concat());
     }
