@@ -40,8 +40,12 @@ mod url;
 mod voters;
 mod yielding;
 
+#[cfg(feature = "testing")]
+pub(crate) use self::acquisition::PLACE;
 #[cfg(feature = "tls")]
 pub(crate) use self::examine_certificates::certificates;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use self::fields::parse_grant;
 pub(crate) use self::{
     acquire_all::acquire_all_on_one_server,
     acquisition::{ClaimServer, RedisAcquisition},
@@ -71,8 +75,6 @@ pub(crate) use self::{
     voters::Voters,
     yielding::Yielding,
 };
-#[cfg(feature = "testing")]
-pub(crate) use self::{acquisition::PLACE, fields::parse_grant};
 #[cfg(test)]
 pub(crate) use self::{
     fields::parse_time,
