@@ -1,6 +1,6 @@
 //! The fields of requests, replies and messages: how they are written and read. Pure.
 
-use std::str::FromStr;
+use std::{str::FromStr, vec};
 
 use redis::Value;
 
@@ -103,6 +103,16 @@ pub(crate) fn text_reply(reply: &Value) -> Option<&[u8]> {
         Value::BulkString(bytes) => Some(bytes),
         _ => None,
     }
+}
+
+/// Checks the nonce of a reply that is an array, `{'nonce now', element, ...}`. Returns the time on
+/// the server's clock and the elements.
+pub(crate) fn array_reply(reply: Value, nonce: u64) -> Option<(u64, vec::IntoIter<Value>)> {
+    let Value::Array(values) = reply else { return None };
+    let mut values = values.into_iter();
+    let head = values.next()?;
+    let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+    Some((now_us, values))
 }
 
 /// The fields of a reply, read one after another.

@@ -5,8 +5,9 @@ use std::slice;
 use redis::Value;
 
 use super::{
-    fields::write_command,
-    fields::{Fields, parse_clock, parse_lua_integer, text_reply, write_bulk, write_number},
+    fields::{
+        Fields, array_reply, parse_lua_integer, text_reply, write_bulk, write_command, write_number,
+    },
     script::{Request, Script, ScriptRef, script, write_version},
 };
 use crate::{
@@ -147,10 +148,7 @@ impl Request for DescribeLocks<'_> {
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
-        let Value::Array(values) = reply else { return None };
-        let mut values = values.into_iter();
-        let head = values.next()?;
-        let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+        let (now_us, values) = array_reply(reply, nonce)?;
         let answers = values
             .map(|value| self.decode_description(&value, now_us))
             .collect::<Option<Vec<_>>>()?;

@@ -7,7 +7,7 @@ use redis::Value;
 use super::mutex::write_lock_keys;
 use crate::{
     backend::redis::{
-        fields::{Fields, parse_clock, text_reply, write_bulk, write_number},
+        fields::{Fields, array_reply, text_reply, write_bulk, write_number},
         script::{Request, Script, ScriptRef, script, write_version},
     },
     core::{
@@ -139,10 +139,7 @@ impl Request for ListMembers<'_> {
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
-        let Value::Array(values) = reply else { return None };
-        let mut values = values.into_iter();
-        let head = values.next()?;
-        parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+        let (_, values) = array_reply(reply, nonce)?;
         let groups = values.map(|value| match value {
             Value::Int(0) => Some(None),
             Value::Array(lines) => decode_group(&lines).map(Some),

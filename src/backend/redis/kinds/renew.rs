@@ -7,7 +7,7 @@ use redis::Value;
 use super::mutex::token_ttl_ms;
 use crate::{
     backend::redis::{
-        fields::{Fields, parse_clock, text_reply, write_bulk, write_number},
+        fields::{array_reply, write_bulk, write_number},
         script::{Request, Script, ScriptRef, script, write_version},
     },
     core::key::LockKey,
@@ -90,10 +90,7 @@ impl Request for Renew<'_> {
     }
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
-        let Value::Array(values) = reply else { return None };
-        let mut values = values.into_iter();
-        let head = values.next()?;
-        let now_us = parse_clock(Fields::check_nonce(text_reply(&head)?, nonce)?.0)?;
+        let (now_us, values) = array_reply(reply, nonce)?;
         let mut answers = Vec::with_capacity(self.0.len());
         for value in values {
             answers.push(match value {
