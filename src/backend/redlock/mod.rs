@@ -283,7 +283,6 @@ impl Backend for Redlock {
         deadline: Moment,
     ) -> Result<Box<dyn GrantStream>, NodeError> {
         let timeout = self.operation_timeout;
-        let short_budget = deadline.duration_since(clock::now()) < timeout;
         let mut nodes = self.order();
         nodes.sort_by_key(|node| !self.node(*node).health.is_healthy());
         let mut failed = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
@@ -294,9 +293,9 @@ impl Backend for Redlock {
             match RedisGrantStream::open(server, QueuePlace(*node), channel, timeout, until) {
                 Ok(stream) => return Ok(Box::new(stream)),
                 Err(failure) => {
-                    // Even a healthy node may be too distant to reply within such a short time.
-                    let short = short_budget || budget < timeout / 3;
-                    if !(short && failure.is_timeout()) {
+                    // Even a healthy node may be too distant to reply within a shorter time.
+                    let had_time = budget >= timeout / 3;
+                    if had_time || !failure.is_timeout() {
                         server.health.record_failure(clock::now());
                     }
                     failed = failure;
