@@ -228,7 +228,7 @@ pub use crate::sys::display::HumanDuration;
 #[doc(hidden)]
 pub use crate::sys::sim;
 pub use crate::{
-    backend::redis::sentinel::{SentinelInfo, SentinelReplica, SentinelView},
+    backend::redis::node::sentinel::{SentinelInfo, SentinelReplica, SentinelView},
     config::{Config, LockOptions},
     core::{
         cancel::CancelToken,

@@ -4,7 +4,7 @@ use super::{Config, urls};
 #[cfg(feature = "tls")]
 use crate::backend::{redis::certificates, transport::ServerCertificates};
 use crate::{
-    backend::redis::sentinel::{self, SentinelInfo},
+    backend::redis::node::sentinel::{self, SentinelInfo},
     error::Result,
 };
 

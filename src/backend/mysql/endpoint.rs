@@ -29,7 +29,10 @@ pub(crate) struct MySqlEndpoint {
     /// Name of the server in messages: host and port, or the path of its socket.
     pub(crate) label: Arc<str>,
     /// Name of the host without its port.
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "TLS checks this name"))]
+    #[cfg_attr(
+        not(any(feature = "tls", test)),
+        expect(dead_code, reason = "TLS checks this name")
+    )]
     pub(crate) host: String,
     /// What the URL says about TLS.
     pub(crate) wants_tls: Option<bool>,

@@ -4,9 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use redis::Value;
 
-use super::{
-    NodeError, PubSubMessage, RedisNode, Transport, poll_readable, subscriber::Subscriber, waker,
-};
+use super::{NodeError, PubSubMessage, RedisNode, Subscriber, Transport, poll_readable, waker};
 use crate::{
     backend::{CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake},
     sys::clock::{self, Moment},

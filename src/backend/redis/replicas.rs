@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::redis::{test_util::request_words, url::Endpoint},
+        backend::redis::{Endpoint, test_util::request_words},
         observe::Observer,
         sys::clock,
     };

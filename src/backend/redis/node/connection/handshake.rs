@@ -4,11 +4,15 @@ use redis::Value;
 
 use super::Connection;
 use crate::{
-    backend::redis::{
-        NodeError, NodeErrorKind,
-        fields::{parse_time, write_command},
-        server_info::{INFO_COMMANDS, ServerInfo, ServerInfoReader},
-        url::Endpoint,
+    backend::{
+        error::{NodeError, NodeErrorKind},
+        redis::{
+            fields::{parse_time, write_command},
+            node::{
+                server_info::{INFO_COMMANDS, ServerInfo, ServerInfoReader},
+                url::Endpoint,
+            },
+        },
     },
     core::clock_sample::ClockSample,
     sys::clock::{self, Moment},

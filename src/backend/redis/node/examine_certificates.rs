@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Endpoint, sentinel::Sentinels};
+use super::{sentinel::Sentinels, url::Endpoint};
 use crate::{backend::transport::ServerCertificates, sys::clock};
 
 /// Connects to each in turn, which takes at most `timeout`. Empty without TLS.

@@ -8,7 +8,7 @@ use super::{Endpoint, host_label, non_empty, parse_plain};
 use crate::{
     backend::{
         discovery::of_host,
-        redis::sentinel::{Sentinel, Sentinels},
+        redis::node::sentinel::{Sentinel, Sentinels},
         transport::Security,
     },
     error::{LockError, Result},

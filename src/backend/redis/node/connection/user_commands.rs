@@ -6,7 +6,7 @@ use std::{mem, time::Duration};
 use redis::{RedisResult, Value};
 
 use super::Connection;
-use crate::{backend::redis::NodeError, sys::clock};
+use crate::{backend::error::NodeError, sys::clock};
 
 impl redis::ConnectionLike for Connection {
     fn req_packed_command(&mut self, command: &[u8]) -> RedisResult<Value> {

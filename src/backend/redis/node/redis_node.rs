@@ -12,16 +12,18 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use super::{
-    NodeError, NodeErrorKind,
     connection::{Connection, Handshake},
     health::{ConnectOutcome, HealthChange, NodeHealth},
-    script::{Request, ScriptRef, name_missing_permission},
+    quarantine::{Eligibility, Voters},
     server_info::ServerInfo,
     url::Endpoint,
-    voters::{Eligibility, Voters},
 };
 use crate::{
-    backend::discovery::Discovery,
+    backend::{
+        discovery::Discovery,
+        error::{NodeError, NodeErrorKind},
+        redis::script::{Request, ScriptRef, name_missing_permission},
+    },
     core::clock_sample::ClockSample,
     observe::Observer,
     sys::{

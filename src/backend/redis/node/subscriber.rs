@@ -5,9 +5,14 @@ use std::{io, sync::Arc, time::Duration};
 
 use redis::Value;
 
-use super::{Connection, NodeError, NodeErrorKind, RedisNode, Transport, write_command};
+use super::{connection::Connection, redis_node::RedisNode};
 use crate::{
-    backend::CancelHandle,
+    backend::{
+        CancelHandle,
+        error::{NodeError, NodeErrorKind},
+        redis::fields::write_command,
+        transport::Transport,
+    },
     sys::clock::{self, Moment},
 };
 
@@ -37,7 +42,7 @@ impl Subscriber {
     }
 
     /// Connects, and subscribes to one channel.
-    pub(super) fn to_channel(
+    pub(crate) fn to_channel(
         node: &Arc<RedisNode>,
         channel: &str,
         timeout: Duration,
@@ -74,11 +79,11 @@ impl Subscriber {
     }
 
     /// Whether the connection is open, as far as this side knows, and leads to the current server.
-    pub(super) fn is_open(&mut self) -> bool {
+    pub(crate) fn is_open(&mut self) -> bool {
         !self.node.is_replaced(&self.connection) && self.connection.is_peer_open()
     }
 
-    pub(super) fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
+    pub(crate) fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
         self.connection.cancel_handle().map_err(NodeError::not_sent)
     }
 

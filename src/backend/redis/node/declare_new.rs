@@ -4,9 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use redis::Value;
 
-use super::{connection::Connection, fields::write_command, server_info::NEW_KEY, url::Endpoint};
+use super::{connection::Connection, server_info::NEW_KEY, url::Endpoint};
 use crate::{
-    backend::error::{BackendError, NodeError},
+    backend::{
+        error::{BackendError, NodeError},
+        redis::fields::write_command,
+    },
     core::key::FENCE_KEY,
     error::{Action, LockError, Result},
     sys::clock,

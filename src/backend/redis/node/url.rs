@@ -11,11 +11,11 @@ use self::malformed_part::malformed_part;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 
+use super::sentinel::Sentinels;
 use crate::{
     backend::{
         address::Address,
         discovery::{Discovery, ServerName, of_host},
-        redis::sentinel::Sentinels,
         transport::Security,
     },
     error::{LockError, Result},

@@ -20,15 +20,12 @@ use redis::Value;
 pub(crate) use self::handshake::Handshake;
 use self::handshake::handshake;
 
-use super::{
-    NodeError, NodeErrorKind,
-    fields::{is_foreign, is_tls},
-    framed_socket::FramedSocket,
-    url::Endpoint,
-};
+use super::{framed_socket::FramedSocket, url::Endpoint};
 use crate::{
     backend::{
         CancelHandle,
+        error::{NodeError, NodeErrorKind},
+        redis::fields::{is_foreign, is_tls},
         transport::{self, Transport},
     },
     core::id::random_uuid,

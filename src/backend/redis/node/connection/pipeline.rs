@@ -9,7 +9,8 @@ use redis::Value;
 use super::Connection;
 use crate::{
     backend::{
-        redis::{LateReader, NodeError, framed_socket::FramedSocket},
+        error::NodeError,
+        redis::node::framed_socket::{FramedSocket, LateReader},
         transport::poll_writable,
     },
     core::ack::Ack,
@@ -100,7 +101,7 @@ impl Connection {
 mod tests {
     use super::*;
     use crate::backend::{
-        redis::{fields::write_command, url::Endpoint},
+        redis::{Endpoint, fields::write_command},
         transport::{pair, poll_readable},
     };
     use std::{

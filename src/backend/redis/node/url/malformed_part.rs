@@ -35,7 +35,7 @@ const UNKNOWN: &str = "some part is malformed";
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::redis::url::Endpoint;
+    use crate::backend::redis::Endpoint;
 
     #[test]
     fn malformed_part_is_named_but_not_quoted() {

@@ -5,10 +5,18 @@ use std::{io, mem, sync::Arc, time::Duration};
 use redis::Value;
 
 use super::{
-    Connection, Exchange, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef,
-    background_connect::BackgroundConnects, poll_readable,
+    background_connect::BackgroundConnects,
+    connection::Connection,
+    redis_node::{Exchange, RedisNode},
 };
-use crate::sys::clock::{self, Moment};
+use crate::{
+    backend::{
+        error::{NodeError, NodeErrorKind},
+        redis::script::{Request, ScriptRef},
+        transport::poll_readable,
+    },
+    sys::clock::{self, Moment},
+};
 
 /// Sends a request and waits for its reply until `deadline`. Connects if necessary. If the server
 /// does not know the script, sends its source.

@@ -4,10 +4,12 @@ use std::{io, sync::Arc, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::{connection::Connection, redis_node::RedisNode};
 use crate::{
     backend::{
         Wake,
-        redis::{Connection, NodeError, RedisNode, Transport, waker},
+        error::NodeError,
+        transport::{Transport, waker},
     },
     sys::{
         clock::{self, Moment},

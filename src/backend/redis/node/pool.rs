@@ -17,11 +17,15 @@ use parking_lot::Mutex;
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
-use crate::backend::checkout_queue::{CheckoutQueue, NoPlace, Place};
+use super::redis_node::{NodeConnections, RedisNode};
 #[cfg(feature = "testing")]
 use crate::sys::sim;
 use crate::{
-    backend::redis::{NodeConnections, NodeError, NodeErrorKind, RedisNode, ReleaseTurns, Urgency},
+    backend::{
+        checkout_queue::{CheckoutQueue, NoPlace, Place, Urgency},
+        error::{NodeError, NodeErrorKind},
+        redis::ReleaseTurns,
+    },
     sys::{
         clock::{self, Moment},
         threads,

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{
-    fields::write_command,
-    script::{Request, Script, ScriptRef},
+use crate::{
+    backend::redis::{
+        fields::write_command,
+        script::{Request, Script, ScriptRef},
+    },
+    sys::clock::Moment,
 };
-use crate::sys::clock::Moment;
 
 /// Key of the declaration that a node is new: the run id of its server. Another run, with or
 /// without the data of this one, has another run id, so the declaration does not apply to it.

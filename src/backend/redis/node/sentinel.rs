@@ -21,15 +21,13 @@ use redis::Value;
 
 pub(crate) use self::examine::examine;
 pub use self::examine::{SentinelInfo, SentinelReplica, SentinelView};
-use super::{
-    NodeError, NodeErrorKind,
-    fields::{write_array, write_bulk},
-    framed_socket::FramedSocket,
-};
+use super::framed_socket::FramedSocket;
 use crate::{
     backend::{
         address::Address,
         discovery::{Discovery, of_host},
+        error::{NodeError, NodeErrorKind},
+        redis::fields::{write_array, write_bulk},
         transport::{self, Security},
     },
     sys::{

@@ -1,0 +1,39 @@
+//! One Redis server: how it is found, connections to it with deadlines, and what is known of it.
+//! Every failure becomes a [`NodeError`], which states whether the request may have been carried
+//! out.
+//!
+//! [`NodeError`]: crate::backend::error::NodeError
+
+mod background_connect;
+mod connection;
+mod declare_new;
+#[cfg(feature = "tls")]
+mod examine_certificates;
+mod exchange;
+mod framed_socket;
+mod health;
+mod pool;
+mod quarantine;
+mod redis_node;
+pub(crate) mod sentinel;
+mod server_info;
+mod subscriber;
+mod url;
+
+#[cfg(feature = "tls")]
+pub(crate) use self::examine_certificates::certificates;
+#[cfg(test)]
+pub(crate) use self::server_info::{INFO_COMMANDS, ServerInfoReader};
+pub(crate) use self::{
+    background_connect::{BackgroundConnects, Connected},
+    connection::Connection,
+    declare_new::declare_new,
+    exchange::{ExchangeLimits, connect, exchange, exchange_all, exchange_within},
+    framed_socket::LateReader,
+    pool::{ConnectionPool, PooledConnections},
+    quarantine::Voters,
+    redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
+    server_info::Info,
+    subscriber::Subscriber,
+    url::Endpoint,
+};
