@@ -19,7 +19,7 @@ use crate::{
     redis_manager::RedisMgr,
     sys::{
         fork,
-        manual::{self, ManualClock},
+        manual_clock::{self, ManualClock},
     },
 };
 
@@ -85,7 +85,7 @@ impl MemoryServer {
     #[expect(clippy::new_without_default, reason = "it starts a clock")]
     pub fn new() -> MemoryServer {
         let clock = ManualClock::new();
-        let _entered = manual::enter(Some(&clock));
+        let _entered = manual_clock::enter(Some(&clock));
         MemoryServer { server: Arc::new(Server::new()), clock: Some(clock.clone()) }
     }
 
@@ -111,8 +111,8 @@ impl MemoryServer {
     }
 
     /// Makes the calling thread use the server's clock.
-    fn enter(&self) -> Option<manual::Entered> {
-        manual::enter(self.clock.as_ref())
+    fn enter(&self) -> Option<manual_clock::Entered> {
+        manual_clock::enter(self.clock.as_ref())
     }
 
     /// Creates a manager with the default configuration.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::sys::sync::{Condvar, Mutex, MutexGuard};
 
 #[cfg(feature = "testing")]
-use crate::sys::{manual, sim};
+use crate::sys::{manual_clock, sim};
 
 /// A point in time, in nanoseconds on the local clock. Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,13 +92,13 @@ pub(crate) fn now() -> Moment {
 #[derive(Clone, Debug)]
 pub(crate) struct TimeSource {
     #[cfg(feature = "testing")]
-    manual: Option<Arc<manual::ManualClock>>,
+    manual: Option<Arc<manual_clock::ManualClock>>,
 }
 
 /// While this exists, the thread uses the clock of a [`TimeSource`].
 pub(crate) struct Entered {
     #[cfg(feature = "testing")]
-    _manual: Option<manual::Entered>,
+    _manual: Option<manual_clock::Entered>,
 }
 
 impl TimeSource {
@@ -106,7 +106,7 @@ impl TimeSource {
     pub(crate) fn current() -> TimeSource {
         TimeSource {
             #[cfg(feature = "testing")]
-            manual: manual::current(),
+            manual: manual_clock::current(),
         }
     }
 
@@ -114,7 +114,7 @@ impl TimeSource {
     pub(crate) fn enter(&self) -> Entered {
         Entered {
             #[cfg(feature = "testing")]
-            _manual: manual::enter(self.manual.as_ref()),
+            _manual: manual_clock::enter(self.manual.as_ref()),
         }
     }
 
@@ -132,7 +132,7 @@ impl TimeSource {
 /// Reads the clock that replaces the real one on this thread, if any.
 #[cfg(feature = "testing")]
 fn replaced() -> Option<Moment> {
-    let manual = || manual::current().map(|clock| Moment(clock.now()));
+    let manual = || manual_clock::current().map(|clock| Moment(clock.now()));
     sim::world().map(|world| Moment(world.now())).or_else(manual)
 }
 
@@ -164,7 +164,7 @@ pub(crate) fn park<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: M
         return MutexGuard::unlocked(guard, || world.park(condvar_address(condvar), until.0));
     }
     #[cfg(feature = "testing")]
-    if let Some(clock) = manual::current() {
+    if let Some(clock) = manual_clock::current() {
         let unlocked = |wait: &mut dyn FnMut()| MutexGuard::unlocked(guard, wait);
         return clock.park(condvar_address(condvar), until.0, unlocked);
     }
@@ -207,7 +207,7 @@ pub(crate) fn wake_one(condvar: &Condvar) {
         return world.notify(condvar_address(condvar), false);
     }
     #[cfg(feature = "testing")]
-    if let Some(clock) = manual::current() {
+    if let Some(clock) = manual_clock::current() {
         return clock.wake(condvar_address(condvar));
     }
     condvar.notify_one();
@@ -220,7 +220,7 @@ pub(crate) fn wake_all(condvar: &Condvar) {
         return world.notify(condvar_address(condvar), true);
     }
     #[cfg(feature = "testing")]
-    if let Some(clock) = manual::current() {
+    if let Some(clock) = manual_clock::current() {
         return clock.wake(condvar_address(condvar));
     }
     condvar.notify_all();

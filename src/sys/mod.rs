@@ -8,7 +8,7 @@ pub(crate) mod clock;
 pub(crate) mod display;
 pub(crate) mod fork;
 #[cfg(feature = "testing")]
-pub(crate) mod manual;
+pub(crate) mod manual_clock;
 pub(crate) mod outbox;
 #[cfg(feature = "testing")]
 pub mod sim;

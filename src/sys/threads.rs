@@ -11,7 +11,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 use crate::sys::user_code;
 #[cfg(feature = "testing")]
-use crate::sys::{manual, sim};
+use crate::sys::{manual_clock, sim};
 
 /// A thread that can be joined.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) enum Thread {
     Real(thread::JoinHandle<()>),
     /// Uses a clock that stands until it is advanced.
     #[cfg(feature = "testing")]
-    Manual(thread::JoinHandle<()>, Arc<manual::ThreadEnd>),
+    Manual(thread::JoinHandle<()>, Arc<manual_clock::ThreadEnd>),
     #[cfg(feature = "testing")]
     Simulated(u64),
 }
@@ -36,12 +36,12 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
         None => run(),
     };
     #[cfg(feature = "testing")]
-    if let Some(clock) = manual::current() {
+    if let Some(clock) = manual_clock::current() {
         clock.begin_thread();
-        let end = manual::ThreadEnd::new(&clock);
+        let end = manual_clock::ThreadEnd::new(&clock);
         let (entered, reported) = (clock.clone(), end.clone());
         let run = move || {
-            let _entered = manual::enter_begun(Some(entered));
+            let _entered = manual_clock::enter_begun(Some(entered));
             // The threads of this library catch panics.
             run();
             reported.report();

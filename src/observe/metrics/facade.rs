@@ -11,7 +11,7 @@ use std::{collections::HashMap, mem, ptr, sync::Arc, time::Duration};
 use metrics::{Key, Label, Level, Metadata, SharedString, Unit};
 use parking_lot::Mutex;
 
-use super::count::{Count, Time};
+use super::names::{Count, Time};
 
 /// Values of the gauges.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,8 +1,8 @@
 //! `Metrics`: the counts and times of a manager.
 
-mod count;
 #[cfg(feature = "metrics")]
 mod facade;
+mod names;
 mod per_lock;
 mod recorder;
 mod timing;
@@ -10,7 +10,7 @@ mod timing;
 use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::timing::Timing;
-pub(crate) use self::{count::Count, recorder::Recorder};
+pub(crate) use self::{names::Count, recorder::Recorder};
 use self::{per_lock::LockStats, recorder::Counts};
 use crate::sys::display::{HumanDuration, Quoted};
 

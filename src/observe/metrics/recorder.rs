@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::facade::{EXPORT_INTERVAL, Exporter, Gauges, Pending};
 use super::{
     LockMetrics, Metrics,
-    count::{Count, Time},
+    names::{Count, Time},
     per_lock::PerLockTable,
     timing::Timing,
 };

@@ -1,4 +1,5 @@
-//! `Count`: the kinds of events that have a counter. `Time`: what is measured.
+//! The metrics, with their names and descriptions. `Count`: the kinds of events that have a
+//! counter. `Time`: what is measured.
 
 use super::Metrics;
 
