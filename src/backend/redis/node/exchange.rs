@@ -5,7 +5,7 @@ use std::{io, mem, sync::Arc, time::Duration};
 use redis::Value;
 
 use super::{
-    background_connect::BackgroundConnects,
+    connect::{BackgroundConnects, connect},
     connection::Connection,
     redis_node::{Exchange, RedisNode},
 };
@@ -28,16 +28,6 @@ pub(crate) fn exchange<C: Request>(
 ) -> Result<Exchange<C::Reply>, NodeError> {
     connect(node, connection, deadline)?;
     exchange_over(node, connection, request, deadline, |connection| connection.receive(deadline))
-}
-
-/// Connects on this thread, if necessary.
-pub(crate) fn connect(
-    node: &RedisNode,
-    connection: &mut Connection,
-    deadline: Moment,
-) -> Result<(), NodeError> {
-    node.drop_if_replaced(connection);
-    if connection.is_ready() { Ok(()) } else { node.connect(connection, deadline) }
 }
 
 /// When an exchange ends that must not hold up its thread.

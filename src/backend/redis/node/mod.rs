@@ -4,7 +4,7 @@
 //!
 //! [`NodeError`]: crate::backend::error::NodeError
 
-mod background_connect;
+mod connect;
 mod connection;
 mod declare_new;
 #[cfg(feature = "tls")]
@@ -25,10 +25,10 @@ pub(crate) use self::examine_certificates::certificates;
 #[cfg(test)]
 pub(crate) use self::server_info::{INFO_COMMANDS, ServerInfoReader};
 pub(crate) use self::{
-    background_connect::{BackgroundConnects, Connected},
+    connect::{BackgroundConnects, Connected, connect},
     connection::Connection,
     declare_new::declare_new,
-    exchange::{ExchangeLimits, connect, exchange, exchange_all, exchange_within},
+    exchange::{ExchangeLimits, exchange, exchange_all, exchange_within},
     framed_socket::LateReader,
     pool::{ConnectionPool, PooledConnections},
     quarantine::Voters,

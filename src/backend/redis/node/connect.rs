@@ -1,4 +1,5 @@
-//! Threads that connect to nodes for a caller that polls, and the socket by which they wake it.
+//! Connecting to a node, also where an earlier connection has ended: on this thread, or on threads
+//! that connect for a caller that polls, and wake it by a socket.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -16,6 +17,17 @@ use crate::{
         threads,
     },
 };
+
+/// Connects on this thread, unless the connection is open and leads to the present server of the
+/// node.
+pub(crate) fn connect(
+    node: &RedisNode,
+    connection: &mut Connection,
+    deadline: Moment,
+) -> Result<(), NodeError> {
+    node.drop_if_replaced(connection);
+    if connection.is_ready() { Ok(()) } else { node.connect(connection, deadline) }
+}
 
 /// Connects on other threads, because connecting can take long, and several nodes are connected at
 /// once.
