@@ -140,11 +140,9 @@ impl<'a> ReleaseAttempts<'a> {
         let pause = |yielding: &Yielding| yielding.on_release(claim.key.lock_key(), now);
         let left_free = yielding.map_or(Duration::ZERO, pause);
         let request = Release {
-            queue_entry: &lease.queue_entry,
-            token: lease.token().as_u64(),
             keep_ms: lease.residue(NodeSet::single(0)).keep_ms(now),
             left_free_ms: u64::try_from(left_free.as_millis()).unwrap_or(0),
-            ..Release::new(claim.kind, &claim.key, claim.id.as_str().as_bytes())
+            ..Release::of_claim(claim, &lease.queue_entry)
         };
         ReleaseAttempts::new(request, was_held)
     }
