@@ -225,7 +225,7 @@ mod tests {
     fn scan_requests_string_keys_of_the_pattern() {
         let scan = Scan { cursor: "17", pattern: "lock:*" };
         assert_eq!(
-            request_words(&scan, ScriptRef::Hash).join(" "),
+            request_words(&scan, ScriptRef::HASH).join(" "),
             "SCAN 17 MATCH lock:* COUNT 250 TYPE string"
         );
         assert!(scan.script().is_none());

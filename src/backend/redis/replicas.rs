@@ -145,7 +145,7 @@ mod tests {
     fn wait_is_bounded_and_its_count_is_checked() {
         let two = |within| Replicas { count: 2, within };
         for (within, ms) in [(Duration::ZERO, "1"), (Duration::from_millis(50), "50")] {
-            assert_eq!(request_words(&Wait(two(within)), ScriptRef::Hash), ["WAIT", "2", ms]);
+            assert_eq!(request_words(&Wait(two(within)), ScriptRef::HASH), ["WAIT", "2", ms]);
         }
         let wait = Wait(two(Duration::from_millis(50)));
         assert_eq!(wait.decode(1, Value::Int(1)), Some(1));
