@@ -59,10 +59,6 @@ pub(crate) struct ScanReply {
 impl Request for Scan<'_> {
     type Reply = ScanReply;
 
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
-
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         let Scan { cursor, pattern } = self;
         let parts: [&[u8]; 8] = [

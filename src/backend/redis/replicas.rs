@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef,
-    exchange_within, fields::write_command, script::Script,
+    exchange_within, fields::write_command,
 };
 use crate::sys::clock::Moment;
 
@@ -93,10 +93,6 @@ struct Wait(Replicas);
 
 impl Request for Wait {
     type Reply = u32;
-
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
 
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         // Zero would wait forever.

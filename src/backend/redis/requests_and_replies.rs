@@ -21,10 +21,6 @@ pub(crate) struct Ping;
 impl Request for Ping {
     type Reply = ();
 
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
-
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         write_command(out, &[b"PING"]);
     }

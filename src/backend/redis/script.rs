@@ -58,7 +58,9 @@ pub(crate) trait Request {
     type Reply;
 
     /// Script that the request runs; `None` for a plain command.
-    fn script(&self) -> Option<&'static Script>;
+    fn script(&self) -> Option<&'static Script> {
+        None
+    }
 
     /// Appends the request to `out`. `not_after_us` is what the server's clock will show when the
     /// caller stops waiting.
