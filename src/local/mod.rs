@@ -345,3 +345,35 @@ impl<T: Send + 'static> fmt::Debug for Shared<T> {
         f.debug_struct("Shared").field("queues", &self.queues.len()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue for each name that was ever locked would fill the memory.
+    #[test]
+    fn queues_of_locks_held_past_their_window_are_forgotten() {
+        let terms = Terms { ttl: Duration::from_secs(30), renew: true, is_local: true };
+        let wanted = Wanted { terms, max_hold: None, release_in_background: false };
+        let window = Duration::from_millis(1);
+        let queues = Arc::new(LocalQueues::<()>::new(window));
+        let lease_end = clock::now().saturating_add(Duration::from_secs(3600));
+        let mut holds = Vec::new();
+        let mut hold_another = || {
+            let lock: Arc<str> = holds.len().to_string().into();
+            match queues.enter(&lock, wanted, Moment::NEVER, None) {
+                (Turn::Represents(one), false) => holds.push(one.on_granted(lease_end)),
+                other => panic!("nobody held it before: {other:?}"),
+            }
+        };
+        let number_of_queues = || queues.shared.lock().queues.len();
+        let is_full = || number_of_queues() == queues.shared.lock().queues.capacity();
+        hold_another();
+        while !is_full() {
+            hold_another();
+        }
+        clock::sleep_until(clock::now().saturating_add(window));
+        hold_another();
+        assert_eq!(number_of_queues(), 1, "{} locks are held", holds.len());
+    }
+}

@@ -46,17 +46,6 @@ fn far() -> Moment {
     clock::now().saturating_add(Duration::from_secs(3600))
 }
 
-#[derive(Debug)]
-struct NoResidues;
-
-impl ResidueSink for NoResidues {
-    fn clean_up(&self, _: &Lease) {}
-
-    fn clean_up_unless_held(&self, _: LeaseResidue) {}
-
-    fn drain(&self, _: &[Arc<Lease>], _: Moment) {}
-}
-
 /// A renewer whose threads are run by the test.
 fn renewer() -> (Checked<LockRenewer>, Arc<Shared>) {
     let shared = Arc::new(Shared::default());

@@ -279,4 +279,4 @@ fn due_by(order: &BTreeSet<(Moment, Generation)>, moment: Moment) -> Vec<Generat
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

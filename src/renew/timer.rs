@@ -63,3 +63,60 @@ impl Timer {
         context.observer.close();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::{
+        super::{
+            ResidueSink, Shared,
+            schedule::tests::{lease, plan},
+        },
+        *,
+    };
+    use crate::{
+        backend::{
+            LeaseResidue,
+            redis::{Endpoint, RedisBackend, RedisSettings},
+        },
+        observe::Observer,
+        sys::{clock::Moment, threads},
+    };
+
+    #[derive(Debug)]
+    struct NoResidues;
+
+    impl ResidueSink for NoResidues {
+        fn clean_up(&self, _: &Lease) {}
+
+        fn clean_up_unless_held(&self, _: LeaseResidue) {}
+
+        fn drain(&self, _: &[Arc<Lease>], _: Moment) {}
+    }
+
+    /// The timer may not have run since the lease expired. Other clients may have had the lock
+    /// since then, so the holder must not learn that it had it until the shutdown.
+    #[test]
+    fn lease_that_expired_before_a_shutdown_is_lost_as_expired() {
+        let endpoint = Arc::new(Endpoint::parse("redis://127.0.0.1:1").unwrap());
+        let observer = Observer::start(Vec::new(), endpoint.label.clone(), 1, false).unwrap();
+        let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
+        let backend = Arc::new(RedisBackend::new(endpoint, settings, observer.clone()).unwrap());
+        let shared = Arc::new(Shared::default());
+        let residues = Arc::new(NoResidues);
+        let context = Context { backend, observer, shared: shared.clone(), residues };
+        let timer = Timer { context, worker: threads::spawn("worker", || ()).unwrap() };
+        let now = clock::now();
+        let in_an_hour = now.saturating_add(Duration::from_secs(3600)).as_nanos() / 1_000_000;
+        let [expired, valid] = [1, in_an_hour].map(|deadline| lease(1_000, deadline));
+        for lease in [&expired, &valid] {
+            shared.state.lock().schedule.insert(lease.clone(), plan(), now);
+        }
+        shared.shut_down(now);
+        timer.run();
+        let why = |lease: &Lease| lease.reported_loss(now).map(|(why, _)| why);
+        assert_eq!(why(&expired), Some(LockLost::Expired));
+        assert_eq!(why(&valid), Some(LockLost::Shutdown));
+    }
+}

@@ -8,9 +8,9 @@ use crate::{
     faults::server::{follow, promote},
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, completes_within, config_long_timeouts,
-        config_medium_timeout, get, spawn_queued_waiter, with_ttl,
+        config_medium_timeout, get, spawn_call, spawn_queued_waiter, with_ttl,
     },
-    support::{FaultProxy, RedisServer, SlowLink, TEST_TIMEOUT, eventually},
+    support::{Fault, FaultProxy, RedisServer, SlowLink, TEST_TIMEOUT, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -176,5 +176,30 @@ fn new_master_grants_nothing_during_the_quarantine() {
     assert!(next.fencing_token() > guard.fencing_token());
     // A manager that sees the new master first cannot know since when it is one.
     let error = RedisMgr::new(config()).unwrap().try_lock("z").unwrap_err();
+    assert!(error.to_string().contains(reason), "{error}");
+}
+
+/// The request goes to the former master, which still replies. Before its reply arrives, another
+/// thread of the manager connects to the new one, which may have granted the lock already.
+///
+/// Fault: N169
+/// Promise: P1
+#[test]
+fn grant_of_a_former_master_does_not_count() {
+    let (former, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = FaultProxy::in_front_of(former.addr());
+    let config = config_medium_timeout(proxy.url()).ttl(3 * SECOND).quarantine(6 * SECOND);
+    config.declare_nodes_new(false).unwrap();
+    let mgr = RedisMgr::new(config).unwrap();
+    drop(mgr.lock("y").unwrap());
+    let reply = proxy.on_request(contains("lock:x"), Fault::HoldReply);
+    let asking = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock(name).map(drop));
+    reply.wait_fired();
+    proxy.lead_to(new.addr());
+    let reason = "it may have lost locks in a restart or a failover, and grants none for ";
+    let error = mgr.try_lock("z").unwrap_err();
+    assert!(error.to_string().contains(reason), "{error}");
+    reply.release();
+    let error = asking.join().unwrap().unwrap_err();
     assert!(error.to_string().contains(reason), "{error}");
 }

@@ -9,7 +9,7 @@ use crate::{
     backend::{
         discovery::ServerName,
         error::{NodeError, NodeErrorKind},
-        redis::{RedisNode, Request, ScriptRef, exchange, script::Script, write_command},
+        redis::{RedisNode, Request, ScriptRef, exchange, write_command},
     },
     sys::clock::{self, Moment},
 };
@@ -87,10 +87,6 @@ struct ClusterSlots<'a> {
 impl Request for ClusterSlots<'_> {
     type Reply = SlotMap;
 
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
-
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         write_command(out, &[b"CLUSTER", b"SLOTS"]);
     }
@@ -105,10 +101,6 @@ struct ShardedSubscribers;
 
 impl Request for ShardedSubscribers {
     type Reply = ();
-
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
 
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         write_command(out, &[b"PUBSUB", b"SHARDNUMSUB"]);

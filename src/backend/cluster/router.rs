@@ -1,7 +1,8 @@
 //! `Router`: the nodes of a cluster, and which of them to ask about a slot.
 
+mod refresh;
+
 use std::{
-    cmp::Reverse,
     fmt, io, mem,
     sync::{
         Arc,
@@ -13,7 +14,6 @@ use std::{
 use super::{
     cluster_node::Part,
     map::{NODES_MAX, SlotMap},
-    map_request::ask_for_map,
     redirect_reply::{Redirect, SEE_DOCTOR, passing},
 };
 use crate::{
@@ -30,13 +30,9 @@ use crate::{
     sys::{
         clock::{self, Moment},
         sync::{Condvar, Mutex},
-        threads,
     },
 };
 
-/// Minimum time from one question about the map to the next; otherwise each of many callers would
-/// ask while a node is unreachable.
-const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 /// Redirects of one request that are followed at once. Further ones come after a pause, because
 /// nodes that disagree would send the request back and forth.
 const REDIRECTS_MAX: u32 = 4;
@@ -332,87 +328,6 @@ impl Router {
         ))
     }
 
-    /// Fails only if no map is known at all.
-    fn refresh_if_stale(&self, deadline: Moment) -> Result<(), NodeError> {
-        let now = clock::now();
-        {
-            let state = self.state.lock();
-            if !state.is_stale || (state.is_known && state.is_early(now)) {
-                return Ok(());
-            }
-        }
-        // The other half is left for the request itself.
-        let refreshed = self.refresh(now.saturating_add(deadline.duration_since(now) / 2));
-        if self.state.lock().is_known { Ok(()) } else { refreshed }
-    }
-
-    /// Asks for the map on another thread, if it is not known, or may have changed.
-    pub(super) fn begin_refresh(self: &Arc<Router>) {
-        let now = clock::now();
-        {
-            let mut state = self.state.lock();
-            if !state.is_stale || state.is_early(now) || state.is_refreshing {
-                return;
-            }
-            state.is_refreshing = true;
-        }
-        let (router, deadline) = (self.clone(), now.saturating_add(self.operation_timeout));
-        let refresh = move || drop(router.refresh_alone(deadline));
-        if threads::spawn("distlock-cluster", refresh).is_err() {
-            self.state.lock().is_refreshing = false;
-            clock::wake_all(&self.refreshed);
-        }
-    }
-
-    /// Asks the nodes for the map, one after the other, until one knows it. If another thread is
-    /// asking already, waits for its result.
-    fn refresh(&self, deadline: Moment) -> Result<(), NodeError> {
-        let mut state = self.state.lock();
-        if state.is_refreshing {
-            while state.is_refreshing {
-                if clock::now() >= deadline {
-                    return Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
-                }
-                clock::park(&self.refreshed, &mut state, deadline);
-            }
-            return state.last_refresh.clone();
-        }
-        state.is_refreshing = true;
-        drop(state);
-        self.refresh_alone(deadline)
-    }
-
-    fn refresh_alone(&self, deadline: Moment) -> Result<(), NodeError> {
-        let mut parts = self.state.lock().parts.clone();
-        // The node that failed last comes last.
-        parts.sort_by_key(|part| Reverse(part.failed_at()));
-        let mut nodes: Vec<_> = self
-            .endpoint
-            .cluster
-            .iter()
-            .filter(|name| parts.iter().all(|part| part.name != **name))
-            .map(|name| (name.clone(), self.node(name)))
-            .collect();
-        nodes.reverse();
-        nodes.extend(parts.iter().map(|part| (part.name.clone(), part.node.clone())));
-        let found = ask_for_map(nodes, deadline);
-        let mut state = self.state.lock();
-        state.is_refreshing = false;
-        state.asked_at = Some(clock::now());
-        let result = found.map(|(map, is_sharded)| {
-            let masters = map.masters();
-            state.parts.retain(|part| masters.contains(&&part.name));
-            state.map = map;
-            (state.is_known, state.is_stale) = (true, false);
-            self.is_sharded.store(is_sharded, Ordering::Release);
-        });
-        state.last_refresh = result.clone();
-        drop(state);
-        self.on_new_map();
-        clock::wake_all(&self.refreshed);
-        result
-    }
-
     /// Closes the connections that are not in use.
     pub(super) fn close(&self) {
         let parts = {
@@ -432,12 +347,6 @@ impl Router {
         let name = endpoint.cluster[0].clone();
         let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
         (Arc::new(Router::new(endpoint, settings, observer)), name)
-    }
-}
-
-impl State {
-    fn is_early(&self, now: Moment) -> bool {
-        self.asked_at.is_some_and(|at| now.duration_since(at) < REFRESH_PAUSE)
     }
 }
 

@@ -127,7 +127,7 @@ impl Server {
     /// Carries out a request, even if the server is stopped.
     fn run<C: Request>(&self, request: &C, deadline: Moment) -> Result<C::Reply, NodeError> {
         let mut bytes = Vec::new();
-        request.encode(ScriptRef::Hash, NONCE, self.now_us(deadline), &mut bytes);
+        request.encode(ScriptRef::HASH, NONCE, self.now_us(deadline), &mut bytes);
         let reply = self.execute(&words(&bytes))?;
         let unexpected = || NodeError::protocol("its reply has an unexpected form");
         request.decode(NONCE, reply).ok_or_else(unexpected)

@@ -59,10 +59,6 @@ pub(crate) struct ScanReply {
 impl Request for Scan<'_> {
     type Reply = ScanReply;
 
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
-
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         let Scan { cursor, pattern } = self;
         let parts: [&[u8]; 8] = [
@@ -225,7 +221,7 @@ mod tests {
     fn scan_requests_string_keys_of_the_pattern() {
         let scan = Scan { cursor: "17", pattern: "lock:*" };
         assert_eq!(
-            request_words(&scan, ScriptRef::Hash).join(" "),
+            request_words(&scan, ScriptRef::HASH).join(" "),
             "SCAN 17 MATCH lock:* COUNT 250 TYPE string"
         );
         assert!(scan.script().is_none());

@@ -140,11 +140,9 @@ impl<'a> ReleaseAttempts<'a> {
         let pause = |yielding: &Yielding| yielding.on_release(claim.key.lock_key(), now);
         let left_free = yielding.map_or(Duration::ZERO, pause);
         let request = Release {
-            queue_entry: &lease.queue_entry,
-            token: lease.token().as_u64(),
             keep_ms: lease.residue(NodeSet::single(0)).keep_ms(now),
             left_free_ms: u64::try_from(left_free.as_millis()).unwrap_or(0),
-            ..Release::new(claim.kind, &claim.key, claim.id.as_str().as_bytes())
+            ..Release::of_claim(claim, &lease.queue_entry)
         };
         ReleaseAttempts::new(request, was_held)
     }
@@ -234,5 +232,55 @@ impl<'a> ReleaseAttempts<'a> {
         let result = ask(&self.request, deadline);
         self.maybe_applied |= matches!(&result, Err(failure) if failure.outcome_unknown);
         result.map(|exchange| exchange.reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        backend::redis::{
+            ConnectionPool, Endpoint, RedisNode, Replicas, Urgency, exchange_over_pool,
+        },
+        core::kind::LockKind,
+        observe::Observer,
+    };
+
+    /// The first attempt finds all connections in use, the second one finds the lock free. So it
+    /// was lost before, and this release did not free it.
+    #[test]
+    fn release_without_a_connection_counts_as_not_sent() {
+        let endpoint = Arc::new(Endpoint::parse("redis://127.0.0.1:1").unwrap());
+        let observer = Observer::start(Vec::new(), endpoint.label.clone(), 1, false).unwrap();
+        let second = Duration::from_secs(1);
+        let none = Duration::ZERO;
+        let node = Arc::new(RedisNode::new(endpoint, second, none, none, observer));
+        let pool = ConnectionPool::new([node.clone()].into(), 1).unwrap();
+        let key = LockKey::new("", "x").unwrap();
+        let deadline = clock::now().saturating_add(60 * second);
+        let _in_use = pool.get(Urgency::Other, deadline).unwrap();
+        for purpose in [Purpose::Release, Purpose::CleanUp] {
+            let mut attempts =
+                ReleaseAttempts::new(Release::new(LockKind::Mutex, &key, b"id"), true);
+            let mut requests = 0;
+            let released = attempts.send(deadline, |_, _| {
+                requests += 1;
+                let now = clock::now();
+                if requests > 1 {
+                    let reply = ReleaseReply::Gone { has_more: false };
+                    return Ok(Exchange { sent: now, reply });
+                }
+                let late = |_: &mut _| {
+                    let replicas = Replicas::default();
+                    exchange_over_pool::<Release<'_>>(&node, &pool, replicas, purpose, now, |_| {
+                        panic!("sent without a connection")
+                    })
+                };
+                pool.with_reserved(deadline, late).unwrap()
+            });
+            assert_eq!((released.unwrap(), requests), (Released::Gone, 2), "{purpose:?}");
+        }
     }
 }

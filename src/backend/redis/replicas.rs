@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef,
-    exchange_within, fields::write_command, script::Script,
+    exchange_within, fields::write_command,
 };
 use crate::sys::clock::Moment;
 
@@ -94,10 +94,6 @@ struct Wait(Replicas);
 impl Request for Wait {
     type Reply = u32;
 
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
-
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         // Zero would wait forever.
         let within_ms = self.0.within.as_millis().max(1).to_string();
@@ -145,7 +141,7 @@ mod tests {
     fn wait_is_bounded_and_its_count_is_checked() {
         let two = |within| Replicas { count: 2, within };
         for (within, ms) in [(Duration::ZERO, "1"), (Duration::from_millis(50), "50")] {
-            assert_eq!(request_words(&Wait(two(within)), ScriptRef::Hash), ["WAIT", "2", ms]);
+            assert_eq!(request_words(&Wait(two(within)), ScriptRef::HASH), ["WAIT", "2", ms]);
         }
         let wait = Wait(two(Duration::from_millis(50)));
         assert_eq!(wait.decode(1, Value::Int(1)), Some(1));

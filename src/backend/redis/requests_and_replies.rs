@@ -21,10 +21,6 @@ pub(crate) struct Ping;
 impl Request for Ping {
     type Reply = ();
 
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
-
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         write_command(out, &[b"PING"]);
     }
@@ -63,7 +59,7 @@ impl<C: Request> Request for InCluster<'_, C> {
         if self.is_asking {
             write_command(out, &[b"ASKING"]);
         }
-        let by = if self.is_sharded { by.sharded() } else { by };
+        let by = ScriptRef { is_sharded: self.is_sharded, ..by };
         self.request.encode(by, nonce, not_after_us, out);
     }
 
@@ -87,7 +83,7 @@ mod tests {
         let text = |is_sharded, is_asking| {
             let mut out = Vec::new();
             let request = InCluster { request: &release, is_sharded, is_asking };
-            request.encode(ScriptRef::Source, 1, 2, &mut out);
+            request.encode(ScriptRef::SOURCE, 1, 2, &mut out);
             String::from_utf8(out).unwrap()
         };
         let plain = text(false, false);
@@ -100,7 +96,7 @@ mod tests {
 
     #[test]
     fn ping_is_a_command_without_a_script() {
-        assert_eq!(request_words(&Ping, ScriptRef::Hash), ["PING"]);
+        assert_eq!(request_words(&Ping, ScriptRef::HASH), ["PING"]);
         assert!(Ping.script().is_none());
         assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(()));
         assert_eq!(Ping.decode(9, Value::Okay), None);

@@ -38,23 +38,16 @@ pub(super) fn write_version(out: &mut Vec<u8>) {
 
 /// How a request identifies its script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ScriptRef {
-    Hash,
-    /// The full source, which also loads the script on a server that does not know its hash.
-    Source,
-    /// The same of [`Script::sharded`].
-    ShardedHash,
-    ShardedSource,
+pub(crate) struct ScriptRef {
+    /// By its full source, which also loads the script on a server that does not know its hash.
+    pub(crate) is_source: bool,
+    /// It is [`Script::sharded`].
+    pub(crate) is_sharded: bool,
 }
 
 impl ScriptRef {
-    /// Identifies the same script for servers with sharded channels.
-    pub(crate) fn sharded(self) -> ScriptRef {
-        match self {
-            ScriptRef::Hash | ScriptRef::ShardedHash => ScriptRef::ShardedHash,
-            ScriptRef::Source | ScriptRef::ShardedSource => ScriptRef::ShardedSource,
-        }
-    }
+    pub(crate) const HASH: ScriptRef = ScriptRef { is_source: false, is_sharded: false };
+    pub(crate) const SOURCE: ScriptRef = ScriptRef { is_source: true, is_sharded: false };
 }
 
 /// A request to a server, and the decoding of its reply.
@@ -65,7 +58,9 @@ pub(crate) trait Request {
     type Reply;
 
     /// Script that the request runs; `None` for a plain command.
-    fn script(&self) -> Option<&'static Script>;
+    fn script(&self) -> Option<&'static Script> {
+        None
+    }
 
     /// Appends the request to `out`. `not_after_us` is what the server's clock will show when the
     /// caller stops waiting.
@@ -126,12 +121,9 @@ impl Script {
         out: &mut Vec<u8>,
     ) {
         write_array(out, 4 + keys + args);
-        let (command, script): (&[u8], _) = match by {
-            ScriptRef::Hash => (b"EVALSHA", self.hash()),
-            ScriptRef::Source => (b"EVAL", self.source),
-            ScriptRef::ShardedHash => (b"EVALSHA", self.sharded().hash()),
-            ScriptRef::ShardedSource => (b"EVAL", self.sharded().source),
-        };
+        let script = if by.is_sharded { self.sharded() } else { self };
+        let (command, script): (&[u8], _) =
+            if by.is_source { (b"EVAL", script.source) } else { (b"EVALSHA", script.hash()) };
         write_bulk(out, &[command]);
         write_bulk(out, &[script.as_bytes()]);
         write_number(out, keys as u64);

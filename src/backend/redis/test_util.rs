@@ -14,11 +14,11 @@ pub(super) fn request_words(request: &impl Request, by: ScriptRef) -> Vec<String
 /// arguments.
 pub(super) fn script_arguments<C: Request>(request: &C, keys: &[String]) -> Vec<String> {
     let script = request.script().unwrap();
-    let mut by_hash = request_words(request, ScriptRef::Hash);
+    let mut by_hash = request_words(request, ScriptRef::HASH);
     assert_eq!(by_hash[..3], ["EVALSHA", script.hash(), &keys.len().to_string()]);
     assert_eq!(by_hash[3..3 + keys.len()], *keys);
     assert_eq!(by_hash[3 + keys.len()], "1000");
-    let by_source = self::request_words(request, ScriptRef::Source);
+    let by_source = self::request_words(request, ScriptRef::SOURCE);
     assert_eq!(
         (by_source[0].as_str(), redis::Script::new(&by_source[1]).get_hash()),
         ("EVAL", script.hash())

@@ -185,7 +185,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         // first request for a script contains its source, unless the node has run it before.
         let is_loaded =
             request.script().is_none_or(|script| connection.mark_script_loaded(script.mask));
-        let script_ref = if is_loaded { ScriptRef::Hash } else { ScriptRef::Source };
+        let script_ref = if is_loaded { ScriptRef::HASH } else { ScriptRef::SOURCE };
         match self.nodes[node].send(connection, &request, script_ref, self.options.deadline) {
             Ok(in_flight) => {
                 self.states[node] = NodeState::Sent(request, script_ref, in_flight);
@@ -305,15 +305,15 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 self.responses.votes[node] = Some((self.vote)(node, &exchange));
                 self.responses.by_node[node] = Response::Replied(exchange);
             }
-            Err(failure) if script_ref == ScriptRef::Hash && failure.is_unknown_script() => {
+            Err(failure) if script_ref == ScriptRef::HASH && failure.is_unknown_script() => {
                 match self.nodes[node].send(
                     &mut self.connections[node],
                     &request,
-                    ScriptRef::Source,
+                    ScriptRef::SOURCE,
                     self.options.deadline,
                 ) {
                     Ok(in_flight) => {
-                        self.states[node] = NodeState::Sent(request, ScriptRef::Source, in_flight)
+                        self.states[node] = NodeState::Sent(request, ScriptRef::SOURCE, in_flight)
                     }
                     Err(failure) => self.record_failure(node, failure),
                 }

@@ -2,16 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    BroadcastOptions, NodeConnections, Redlock, Response, Responses, release::ReleaseRequest,
-};
+use super::{BroadcastOptions, NodeConnections, Redlock, Response, Responses};
 use crate::{
     backend::{
         CleanupLimits, ResidueCleaner,
         error::BackendError,
         redis::{
             CHECK_INTERVAL, Exchange, PIPELINE_MAX, Request,
-            requests_and_replies::{Ping, ReleaseReply},
+            requests_and_replies::{Ping, Release, ReleaseReply},
         },
     },
     core::{
@@ -103,8 +101,8 @@ impl QuorumCleaner {
         round: BroadcastOptions<'_>,
         limits: CleanupLimits<'_>,
     ) -> Responses<ReleaseReply> {
-        let request = ReleaseRequest::of_claim(claim, &residue.queue_entry, false);
-        let mut responses = self.ask(round, limits, |_| request.node_request(), |_, _| Vote::Yes);
+        let release = Release::of_claim(claim, &residue.queue_entry);
+        let mut responses = self.ask(round, limits, |_| release, |_, _| Vote::Yes);
         let replied = responses.nodes_where(|response| matches!(response, Response::Replied(_)));
         residue.nodes = residue.nodes.difference(replied);
         residue.pending_acks.append(&mut responses.pending_acks);

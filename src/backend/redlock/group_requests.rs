@@ -10,7 +10,7 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange,
-            requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers},
+            requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers, Release},
         },
     },
     core::{
@@ -65,7 +65,7 @@ impl Redlock {
                 });
                 // A minority may still keep it. What this does not reach expires.
                 let reader = Claim { kind: LockKind::Read, ..claim.clone() };
-                let request = ReleaseRequest::of_claim(&reader, "", false);
+                let request = ReleaseRequest::new(Release::of_claim(&reader, ""), false);
                 let release = |connections: &mut NodeConnections| {
                     self.release(connections, request, deadline)
                 };

@@ -4,7 +4,7 @@
 use std::{slice, time::Duration};
 
 use super::{
-    BroadcastOptions, NodeConnections, Redlock, Response, Responses,
+    BroadcastOptions, Redlock, Response, Responses,
     list::{Descriptions, describe},
 };
 use crate::{
@@ -139,25 +139,16 @@ impl Redlock {
         request: impl Fn(usize) -> C,
     ) -> Result<Responses<C::Reply>, BackendError> {
         let mut connections = self.checkout(deadline)?;
-        let responses = self.ask_once(&mut connections, deadline, grace, &request);
+        let mut ask = || {
+            let all = BroadcastOptions::new(self.all_nodes(), deadline);
+            let options = BroadcastOptions { straggler_grace: grace, ..all };
+            self.ask(&mut connections, options, &request, |_, _| Vote::Yes)
+        };
+        let responses = ask();
         let stale = responses.nodes_where(Response::is_broken);
         if responses.verdict() == Verdict::Granted || stale.is_empty() {
             return Ok(responses);
         }
-        Ok(self.ask_once(&mut connections, deadline, grace, &request))
-    }
-
-    fn ask_once<C: Request>(
-        &self,
-        connections: &mut NodeConnections,
-        deadline: Moment,
-        grace: Duration,
-        request: &impl Fn(usize) -> C,
-    ) -> Responses<C::Reply> {
-        let options = BroadcastOptions {
-            straggler_grace: grace,
-            ..BroadcastOptions::new(self.all_nodes(), deadline)
-        };
-        self.ask(connections, options, request, |_, _| Vote::Yes)
+        Ok(ask())
     }
 }

@@ -140,21 +140,14 @@ impl Redlock {
         request: impl Fn(usize) -> C,
     ) -> Result<Responses<C::Reply>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout()).min(end);
-        let mut responses = self.ask(
-            connections,
-            BroadcastOptions::awaiting_all(targets, deadline),
-            &request,
-            |_, _| Vote::Yes,
-        );
+        let mut ask = |nodes| {
+            let options = BroadcastOptions::awaiting_all(nodes, deadline);
+            self.ask(connections, options, &request, |_, _| Vote::Yes)
+        };
+        let mut responses = ask(targets);
         let stale = responses.nodes_where(Response::is_broken);
         if !stale.is_empty() && clock::now() < deadline {
-            let second = self.ask(
-                connections,
-                BroadcastOptions::awaiting_all(stale, deadline),
-                &request,
-                |_, _| Vote::Yes,
-            );
-            responses.replace(stale, second);
+            responses.replace(stale, ask(stale));
         }
         *responsive = responsive.difference(targets.difference(responses.nodes_voting(Vote::Yes)));
         if responsive.len() < self.quorum_size() {

@@ -16,7 +16,6 @@ use crate::{
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
-        kind::LockKind,
         lease::Lease,
         node_answer::{NodeAnswer, Vote},
         quorum::{NodeSet, quorum},
@@ -28,45 +27,20 @@ use crate::{
 /// What to release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReleaseRequest<'a> {
-    pub(crate) key: &'a LockKey,
-    pub(crate) kind: LockKind,
-    pub(crate) id: &'a [u8],
-    /// Queue entry of the claim, or empty.
-    pub(crate) queue_entry: &'a str,
+    /// The request to each node.
+    release: Release<'a>,
     /// The lease was valid until this release.
-    pub(crate) was_held: bool,
-    /// Fencing token of the hold, or 0 if it is not known.
-    pub(crate) token: u64,
+    was_held: bool,
     /// Nodes that have not replied yet to the request for the lock.
-    pub(crate) unanswered: NodeSet,
+    unanswered: NodeSet,
     /// Wait for all nodes, because nobody repeats this release on nodes that miss it.
-    pub(crate) wait_for_all: bool,
+    wait_for_all: bool,
 }
 
 impl<'a> ReleaseRequest<'a> {
-    pub(crate) fn of_claim(
-        claim: &'a Claim,
-        queue_entry: &'a str,
-        was_held: bool,
-    ) -> ReleaseRequest<'a> {
-        let Claim { key, kind, .. } = claim;
-        let id = claim.id.as_str().as_bytes();
-        let (token, unanswered) = (claim.token, NodeSet::EMPTY);
-        ReleaseRequest {
-            key,
-            kind: *kind,
-            id,
-            queue_entry,
-            was_held,
-            token,
-            unanswered,
-            wait_for_all: false,
-        }
-    }
-
-    pub(crate) fn node_request(&self) -> Release<'a> {
-        let ReleaseRequest { key, kind, id, queue_entry, token, .. } = *self;
-        Release { queue_entry, token, ..Release::new(kind, key, id) }
+    pub(crate) fn new(release: Release<'a>, was_held: bool) -> ReleaseRequest<'a> {
+        let unanswered = NodeSet::EMPTY;
+        ReleaseRequest { release, was_held, unanswered, wait_for_all: false }
     }
 
     pub(crate) fn vote(_: usize, exchange: &Exchange<ReleaseReply>) -> Vote {
@@ -110,11 +84,9 @@ impl Redlock {
         was_held: bool,
         deadline: Moment,
     ) -> ReleaseReport {
-        let request = ReleaseRequest {
-            token: lease.token().as_u64(),
-            unanswered: lease.in_flight.unanswered_at(clock::now()),
-            ..ReleaseRequest::of_claim(&lease.claim, &lease.queue_entry, was_held)
-        };
+        let release = Release::of_claim(&lease.claim, &lease.queue_entry);
+        let unanswered = lease.in_flight.unanswered_at(clock::now());
+        let request = ReleaseRequest { unanswered, ..ReleaseRequest::new(release, was_held) };
         let release = |connections: &mut _| self.release(connections, request, deadline);
         let outcome = self.pool().with_connections(deadline, release);
         let outcome = outcome.unwrap_or_else(|| self.no_turn());
@@ -161,16 +133,8 @@ impl Redlock {
         let mut connections =
             self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
         release_any_kind(id, |kind| {
-            let request = ReleaseRequest {
-                key,
-                kind,
-                id,
-                queue_entry: "",
-                was_held,
-                token: 0,
-                unanswered: NodeSet::EMPTY,
-                wait_for_all: true,
-            };
+            let request = ReleaseRequest::new(Release::new(kind, key, id), was_held);
+            let request = ReleaseRequest { wait_for_all: true, ..request };
             self.release(&mut connections, request, deadline).result
         })
     }
@@ -182,7 +146,7 @@ impl Redlock {
         residue: &Residue,
         deadline: Moment,
     ) -> Result<(), BackendError> {
-        let request = ReleaseRequest::of_claim(claim, &residue.queue_entry, false);
+        let request = ReleaseRequest::new(Release::of_claim(claim, &residue.queue_entry), false);
         let release = |connections: &mut _| self.release(connections, request, deadline);
         let outcome = self.pool().with_reserved(deadline, release);
         outcome.unwrap_or_else(|| self.no_turn()).result.map(drop)
@@ -212,7 +176,7 @@ impl Redlock {
         deadline: Moment,
     ) -> ReleaseOutcome {
         let mut ask = |options: BroadcastOptions<'_>| {
-            self.ask(connections, options, |_| request.node_request(), ReleaseRequest::vote)
+            self.ask(connections, options, |_| request.release, ReleaseRequest::vote)
         };
         // The first request gets half of the time, so that the second has the other half.
         let first = request.broadcast_options(self.all_nodes(), deadline.halfway());

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    BroadcastOptions, NodeConnections, Redlock, footprint::Footprint, release::ReleaseRequest,
-    responses::Response, round_pauses::release_wait_until,
+    BroadcastOptions, NodeConnections, Redlock, footprint::Footprint, responses::Response,
+    round_pauses::release_wait_until,
 };
 use crate::{
     backend::{
@@ -137,8 +137,8 @@ impl VoteReleases {
         let options =
             BroadcastOptions { wait_until, ..BroadcastOptions::awaiting_all(nodes, deadline) };
         let queue_entry = request.queue_entry();
-        let once = ReleaseRequest::of_claim(request.claim, &queue_entry, false);
-        let release = |_| Release { expires: true, ..once.node_request() };
+        let release = Release::of_claim(request.claim, &queue_entry);
+        let release = |_| Release { expires: true, ..release };
         let responses = redlock.ask(connections, options, release, |_, _| Vote::Yes);
         for node in nodes.iter() {
             match &responses.by_node[node] {

@@ -16,7 +16,7 @@ pub(super) fn at(millis: u64) -> Moment {
     Moment::from_nanos(millis * 1_000_000)
 }
 
-pub(super) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
+pub(in crate::renew) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
     let claim = Claim {
         key: LockKey::new("", "x").unwrap(),
         id: generate_lock_id(),
@@ -44,7 +44,7 @@ fn deadline_on_one_node(deadline_ms: u64) -> NodeDeadlines {
     votes
 }
 
-pub(super) fn plan() -> RenewalPlan {
+pub(in crate::renew) fn plan() -> RenewalPlan {
     RenewalPlan { renew: true, provisional: false, hold_until: Moment::NEVER }
 }
 

@@ -42,7 +42,7 @@ fn names_never_change_the_command() {
             token_min: 9,
             is_token_decided: false,
         };
-        for by in [ScriptRef::Hash, ScriptRef::Source] {
+        for by in [ScriptRef::HASH, ScriptRef::SOURCE] {
             let said = words(&acquire, by);
             assert_eq!(said.len(), 17);
             assert_eq!(

@@ -135,7 +135,7 @@ mod tests {
     fn request_has_the_keys_of_each_lock_and_one_fence() {
         let claims = claims();
         let request = AcquireAll { claims: &claims, repair_ttl_ms: 60_000 };
-        let words = request_words(&request, ScriptRef::Hash);
+        let words = request_words(&request, ScriptRef::HASH);
         assert_eq!(words[2], "7");
         assert_eq!(words[3..5], ["lock:a", "distlock:queue:{lock:a}"]);
         assert_eq!(words[8..10], ["distlock:token:{lock:b}", "distlock:fence"]);

@@ -23,7 +23,7 @@ use crate::{
 
 pub(crate) static KEEP: Script = script!(1024, "shared.lua", "keep.lua", "report.lua");
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Release<'a> {
     pub(crate) kind: LockKind,
     pub(crate) key: &'a LockKey,
@@ -76,14 +76,16 @@ impl<'a> Release<'a> {
         Release { kind, key, id, queue_entry, expires, left_free_ms, token, keep_ms }
     }
 
+    /// The release of the lock of a claim, and of its queue entry unless that is empty.
+    pub(crate) fn of_claim(claim: &'a Claim, queue_entry: &'a str) -> Release<'a> {
+        let id = claim.id.as_str().as_bytes();
+        Release { queue_entry, token: claim.token, ..Release::new(claim.kind, &claim.key, id) }
+    }
+
     /// The release of what a claim has left.
     pub(crate) fn of_residue(claim: &'a Claim, residue: &'a Residue, now: Moment) -> Release<'a> {
-        Release {
-            queue_entry: &residue.queue_entry,
-            token: claim.token,
-            keep_ms: residue.keep_ms(now),
-            ..Release::new(claim.kind, &claim.key, claim.id.as_str().as_bytes())
-        }
+        let keep_ms = residue.keep_ms(now);
+        Release { keep_ms, ..Release::of_claim(claim, &residue.queue_entry) }
     }
 
     fn write_mutex(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {

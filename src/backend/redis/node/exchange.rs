@@ -192,13 +192,13 @@ fn exchange_over<C: Request>(
     deadline: Moment,
     mut receive: impl FnMut(&mut Connection) -> Result<Value, NodeError>,
 ) -> Result<Exchange<C::Reply>, NodeError> {
-    let mut script_ref = ScriptRef::Hash;
+    let mut script_ref = ScriptRef::HASH;
     loop {
         let in_flight = node.send(connection, request, script_ref, deadline)?;
         let value = receive_reply(connection, request, &mut receive)?;
         match (node.decode(connection, request, in_flight, value), script_ref) {
-            (Err(failure), ScriptRef::Hash) if failure.is_unknown_script() => {
-                script_ref = ScriptRef::Source;
+            (Err(failure), ScriptRef::HASH) if failure.is_unknown_script() => {
+                script_ref = ScriptRef::SOURCE;
             }
             (Err(failure), _) if failure.is_unknown_script() => {
                 connection.poison();

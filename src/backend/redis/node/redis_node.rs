@@ -172,7 +172,7 @@ impl RedisNode {
         let nonces: Vec<u64> = requests.iter().map(|_| connection.next_nonce()).collect();
         let sent = connection.send(deadline, |out| {
             for (request, nonce) in requests.iter().zip(&nonces) {
-                request.encode(ScriptRef::Hash, *nonce, not_after_us, out);
+                request.encode(ScriptRef::HASH, *nonce, not_after_us, out);
             }
         })?;
         Ok(nonces.into_iter().map(|nonce| InFlightRequest { nonce, sent }).collect())

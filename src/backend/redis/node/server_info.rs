@@ -8,7 +8,7 @@ use redis::Value;
 use crate::{
     backend::redis::{
         fields::write_command,
-        script::{Request, Script, ScriptRef},
+        script::{Request, ScriptRef},
     },
     sys::clock::Moment,
 };
@@ -99,10 +99,6 @@ pub(crate) struct Info;
 
 impl Request for Info {
     type Reply = ServerInfoReader;
-
-    fn script(&self) -> Option<&'static Script> {
-        None
-    }
 
     fn encode(&self, _: ScriptRef, _: u64, _: u64, out: &mut Vec<u8>) {
         write_command(out, &[b"INFO"]);
