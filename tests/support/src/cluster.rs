@@ -186,7 +186,16 @@ impl Cluster {
             let mut words =
                 vec!["MIGRATE", "127.0.0.1", &port, "", "0", "20000", "REPLACE", "KEYS"];
             words.extend(found.iter().map(String::as_str));
-            from.cli(&words);
+            // On a busy machine, a node may not hear from the others in time, and then refuses it.
+            let is_down = |error: &redis::RedisError| {
+                error.code() == Some("CLUSTERDOWN") || error.to_string().contains("CLUSTERDOWN")
+            };
+            eventually_some("the nodes accept the keys", TEST_TIMEOUT, || {
+                match from.try_query::<redis::Value>(&words) {
+                    Err(error) if is_down(&error) => None,
+                    reply => Some(reply.unwrap_or_else(|error| panic!("{words:?}: {error}"))),
+                }
+            });
             if !keys.is_empty() {
                 return;
             }
