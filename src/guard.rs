@@ -189,8 +189,8 @@ impl LockGuard {
     /// [`LockError::Lost`] if the lock is lost. If the server does not reply, or refuses, the
     /// errors of [`release`](Self::release); the renewal is then retried while the lease is valid.
     pub fn renew(&self) -> Result<()> {
-        let (registration, inner) = self.renewable()?;
-        inner.renew(&self.lease, registration)
+        let (lease, inner) = self.renewable()?;
+        inner.renew(&[lease])
     }
 
     /// Renews the lease now with another ttl, which later renewals use too. A longer ttl counts
@@ -213,14 +213,17 @@ impl LockGuard {
     /// [`LockError::InvalidOptions`] if the ttl is out of range, or if the lock is in a database or
     /// on several nodes. Otherwise the errors of [`renew`](Self::renew).
     pub fn extend(&self, ttl: Duration) -> Result<()> {
-        let (registration, inner) = self.renewable()?;
-        inner.extend(&self.lease, registration, ttl)
+        let (lease, inner) = self.renewable()?;
+        inner.extend(&[lease], ttl)
     }
 
-    fn renewable(&self) -> Result<(&Registration, &Manager)> {
+    /// What the manager needs to renew the lease.
+    pub(crate) fn renewable(&self) -> Result<((&Lease, &Registration), &Manager)> {
         self.ensure_held()?;
         match (&self.registration, &self.manager) {
-            (Some((registration, ..)), Some(manager)) => Ok((registration, manager.manager()?)),
+            (Some((registration, ..)), Some(manager)) => {
+                Ok(((&self.lease, registration), manager.manager()?))
+            }
             _ => Err(LockError::Shutdown),
         }
     }
@@ -285,8 +288,8 @@ impl LockGuard {
     /// least](crate::LockOptions::hold_at_least) for a time. Otherwise the errors of
     /// [`renew`](Self::renew). After an error, the lock is released as if the guard were dropped.
     pub fn detach(mut self) -> Result<Detached> {
-        let (registration, inner) = self.renewable()?;
-        inner.prepare_detach(&self.lease, registration)?;
+        let ((lease, registration), inner) = self.renewable()?;
+        inner.prepare_detach(lease, registration)?;
         let Some((held, manager)) = self.take_parts() else { return Err(LockError::Forked) };
         manager.release(|inner, _| inner.detach(held)).ok_or(LockError::Shutdown)?
     }

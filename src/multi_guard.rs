@@ -6,12 +6,13 @@ use crossbeam_channel::{Receiver, bounded};
 
 use crate::{
     config::LockOptions,
-    core::{id::LockId, kind::LockKind, lock_lost::LockLost, token::FencingToken},
+    core::{id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
     guard::LockGuard,
     lock_info::Released,
     manager::{Manager, ManagerHandle},
     reentrant::check_not_own,
+    renew::Registration,
     sys::display::Quoted,
 };
 
@@ -107,9 +108,58 @@ impl MultiGuard {
     }
 
     /// Returns a channel that receives one message when the first of the locks is lost. As
-    /// [`LockGuard::lost`].
+    /// [`LockGuard::lost`]. [`ensure_held`](Self::ensure_held) then names that lock.
     pub fn lost(&self) -> &Receiver<LockLost> {
         &self.lost
+    }
+
+    /// Renews all leases now, as [`LockGuard::renew`] does. Blocks for one round trip or two, at
+    /// most for one [operation timeout](crate::Config::operation_timeout).
+    ///
+    /// If one of the renewals fails, the others are carried out nonetheless. If one of the locks
+    /// was lost before the call, none is renewed.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if one of the locks is lost; the error names it. Otherwise the error of
+    /// the first renewal that failed, as for [`LockGuard::renew`]; it is then retried while the
+    /// lease is valid.
+    pub fn renew(&self) -> Result<()> {
+        self.with_renewable(Manager::renew)
+    }
+
+    /// Renews all leases now with another ttl, which later renewals use too, as
+    /// [`LockGuard::extend`] does. Blocks like [`renew`](Self::renew).
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// # use std::time::Duration;
+    /// # let mgr = distlock::testing::MemoryServer::new().manager();
+    /// let both = mgr.lock_all(["account:1", "account:2"])?;
+    /// both.extend(Duration::from_secs(60))?;
+    /// assert!(both.remaining() > Duration::from_secs(59));
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidOptions`] as for [`LockGuard::extend`]; nothing has changed then.
+    /// Otherwise the errors of [`renew`](Self::renew). After an error, some of the locks may have
+    /// the new ttl already; [`remaining`](Self::remaining) returns the time that all of them have.
+    pub fn extend(&self, ttl: Duration) -> Result<()> {
+        self.with_renewable(|manager, leases| manager.extend(leases, ttl))
+    }
+
+    fn with_renewable(
+        &self,
+        renew: impl FnOnce(&Manager, &[(&Lease, &Registration)]) -> Result<()>,
+    ) -> Result<()> {
+        let renewable: Vec<_> =
+            self.guards.iter().map(LockGuard::renewable).collect::<Result<_>>()?;
+        let (leases, managers): (Vec<_>, Vec<_>) = renewable.into_iter().unzip();
+        // All guards are of one manager.
+        managers.first().map_or(Ok(()), |manager| renew(manager, &leases))
     }
 
     /// Releases all locks. Returns [`Released::Released`] if all were held until now, and otherwise

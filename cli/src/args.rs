@@ -253,8 +253,9 @@ pub(crate) enum Command {
 /// Shows for each lock whether one client holds it alone, or how many readers or permits share it;
 /// its holder, how long it has been held, the time left until it expires unless it is renewed, the
 /// number of waiters, and the fencing token. "+2" after a holder stands for two more. "kept" before
-/// the time means that the holder has released the lock, which stays taken for that time. "not
-/// certain" means that no quorum of the nodes agrees on the holder.
+/// the time means that the holder has released the lock, which stays taken for that time. Right
+/// after a hand-over, the time left is short, until the new holder confirms that it has the lock.
+/// "not certain" means that no quorum of the nodes agrees on the holder.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Ls {
     /// Pattern for names: * is any text, ? any character, [a-c] any of a set

@@ -287,7 +287,8 @@ impl<'a> Attempt<'a> {
     fn timeout_error(&mut self) -> LockError {
         let name = self.claim.key.name().to_owned();
         let server = self.ctx.backend.label().clone();
-        let holder = self.holder.take().map(Box::new);
+        let holder = self.holder.take();
+        let holder = holder.map(|holder| Box::new(holder.found_by(self.claim.kind)));
         match holder {
             Some(holder) if self.wait_deadline == self.started => {
                 LockError::Held { name, holder, server }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use crate::{
     core::{
         id::{LockId, Parts},
-        kind::{HeldBy, split_kept},
+        kind::{HeldBy, LockKind, split_kept},
         node_answer::NodeAnswer,
     },
     sys::{
@@ -39,6 +39,8 @@ pub struct Holder {
     waiters: Option<u64>,
     /// The holder has released the lock, which stays taken until its expiry.
     is_kept: bool,
+    /// The caller would fit beside the holder: only waiters exclude it, because they come first.
+    admits_caller: bool,
     nodes: Vec<NodeAnswer>,
     /// How a group holds the lock; `None` for one holder alone. In a box, because holders are parts
     /// of many results.
@@ -55,6 +57,7 @@ impl Holder {
         Holder {
             id: truncate_id(id),
             is_kept,
+            admits_caller: false,
             raw: None,
             token: 0,
             held_for,
@@ -134,6 +137,20 @@ impl Holder {
         let (id, is_kept) = member
             .map_or_else(|| (self.id.clone(), self.is_kept), |one| (one.id.clone(), one.is_kept));
         Holder { group: boxed(held_by), id, is_kept, ..self }
+    }
+
+    /// Adds whether the caller, which asked for this kind, would fit beside the holder. Nobody
+    /// joins a group whose members the server has lost.
+    pub(crate) fn found_by(self, kind: LockKind) -> Holder {
+        let fits = match (kind, self.held_by()) {
+            (LockKind::Read, HeldBy::Readers { count: Some(1..) }) => true,
+            (LockKind::Permits { limit, count }, HeldBy::Permits { count: Some(used @ 1..) }) => {
+                used.saturating_add(count.into()) <= limit.into()
+            }
+            _ => false,
+        };
+        let admits_caller = fits && self.waiters.is_some_and(|waiters| waiters > 0);
+        Holder { admits_caller, ..self }
     }
 
     /// Whether the holder uses another library, as far as its id shows.

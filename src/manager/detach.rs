@@ -23,7 +23,7 @@ impl Manager {
                           without hold_at_least";
             return Err(LockError::InvalidOptions { reason: reason.into() });
         }
-        self.renew(lease, registration)?;
+        self.renew(&[(lease, registration)])?;
         // A copy of the request that acquired the lock can still be applied. It would acquire the
         // lock again once the successor has released it.
         clock::sleep_until(lease.in_flight.until());

@@ -15,31 +15,35 @@ use crate::{
 };
 
 impl Manager {
-    /// Renews a lease now. The renewer sends the request, so that no two renewals of a lease can
+    /// Renews leases now. The renewer sends the requests, so that no two renewals of a lease can
     /// overtake each other.
-    pub(crate) fn renew(&self, lease: &Lease, registration: &Registration) -> Result<()> {
+    pub(crate) fn renew(&self, leases: &[(&Lease, &Registration)]) -> Result<()> {
         let _time = self.time.enter();
-        let outcome = registration.renew_now(self.operation_deadline());
-        let name = lease.claim.key.name();
-        if !lease.is_held(clock::now()) {
-            let (name, why) = (name.to_owned(), lease.why_not_held());
+        let until = self.operation_deadline();
+        // The renewer sends them together, and one deadline applies to all.
+        let asked: Vec<_> = leases.iter().map(|(_, lease)| lease.ask_renewal()).collect();
+        let outcomes: Vec<_> = asked
+            .into_iter()
+            .map(|asked| asked.and_then(|asked| asked.wait_until(until)))
+            .collect();
+        // A loss comes before a failure, because the caller must not go on.
+        if let Some((lease, _)) = leases.iter().find(|(lease, _)| !lease.is_held(clock::now())) {
+            let (name, why) = (lease.claim.key.name().to_owned(), lease.why_not_held());
             return Err(LockError::Lost { name, why });
         }
         let timed_out = || BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
-        let outcome = outcome.unwrap_or_else(|| Err(timed_out()));
-        outcome.map_err(|error| self.backend.lock_error(error, Action::Renew, Some(name)))
+        leases.iter().zip(outcomes).try_for_each(|((lease, _), outcome)| {
+            let (outcome, name) =
+                (outcome.unwrap_or_else(|| Err(timed_out())), lease.claim.key.name());
+            outcome.map_err(|error| self.backend.lock_error(error, Action::Renew, Some(name)))
+        })
     }
 
-    /// Renews a lease with another ttl, which then stays.
-    pub(crate) fn extend(
-        &self,
-        lease: &Lease,
-        registration: &Registration,
-        ttl: Duration,
-    ) -> Result<()> {
+    /// Renews leases with another ttl, which then stays.
+    pub(crate) fn extend(&self, leases: &[(&Lease, &Registration)], ttl: Duration) -> Result<()> {
         self.config.check_ttl(ttl)?;
         self.check_feature(Feature::OtherTtl)?;
-        lease.set_ttl(ttl);
-        self.renew(lease, registration)
+        leases.iter().for_each(|(lease, _)| lease.set_ttl(ttl));
+        self.renew(leases)
     }
 }

@@ -259,7 +259,8 @@ fn holder_learns_the_outcome_of_the_renewal_it_asks_for() {
         });
         let lease = lease(Duration::from_secs(60), far());
         let registration = renewer.register(&lease, plan()).unwrap();
-        assert!(matches!(registration.renew_now(Moment::NEVER), Some(Ok(()))));
+        let asked = registration.ask_renewal().unwrap();
+        assert!(matches!(asked.wait_until(Moment::NEVER), Some(Ok(()))));
         worker.join().unwrap();
         drop(registration);
     });

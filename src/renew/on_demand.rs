@@ -74,10 +74,16 @@ impl AskedRenewals {
     }
 }
 
+/// A renewal that a holder has asked for, and whose outcome it can wait for.
+pub(crate) struct PendingRenewal<'a> {
+    registration: &'a Registration,
+    number: u64,
+    outcome: Arc<Slot<Outcome>>,
+}
+
 impl Registration {
-    /// Renews the lease now, and waits until `until` for the outcome. Returns `None` if there is
-    /// none by then, or if the lease has ended.
-    pub(crate) fn renew_now(&self, until: Moment) -> Option<Result<(), BackendError>> {
+    /// Asks for a renewal now. Returns `None` if the lease has ended.
+    pub(crate) fn ask_renewal(&self) -> Option<PendingRenewal<'_>> {
         let outcome = Arc::<Slot<Outcome>>::default();
         let (generation, since) = (self.generation, clock::now());
         let mut state = self.shared.state.lock();
@@ -87,8 +93,16 @@ impl Registration {
         let number = state.asked.add(generation, since, outcome.clone());
         state.schedule.schedule_renewal(generation, since);
         self.shared.wake_sleepers(state);
-        let outcome = outcome.wait_until(until).flatten();
-        self.shared.state.lock().asked.remove(number);
+        Some(PendingRenewal { registration: self, number, outcome })
+    }
+}
+
+impl PendingRenewal<'_> {
+    /// Waits until `until` for the outcome. Returns `None` if there is none by then, or if the
+    /// lease has ended.
+    pub(crate) fn wait_until(self, until: Moment) -> Option<Result<(), BackendError>> {
+        let outcome = self.outcome.wait_until(until).flatten();
+        self.registration.shared.state.lock().asked.remove(self.number);
         outcome
     }
 }

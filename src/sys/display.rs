@@ -51,8 +51,8 @@ pub(crate) fn truncate_id(mut id: String) -> String {
     id
 }
 
-/// Displays a duration in a few characters, such as `1.5s` or `3m10s`. The command uses the same
-/// format.
+/// Displays a duration in a few characters, such as `1.5s` or `3m10s`: rounded down, in at most two
+/// units, and without a zero at the end. The command uses the same format.
 #[derive(Clone, Copy, Debug)]
 pub struct HumanDuration(pub Duration);
 
@@ -60,27 +60,23 @@ impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DAY: u64 = 86_400;
         let (span, seconds) = (self.0, self.0.as_secs());
-        let is_whole = |unit: u64| span.subsec_nanos() == 0 && seconds.is_multiple_of(unit);
-        if span.is_zero() {
-            return f.write_str("0s");
-        } else if span < Duration::from_millis(1) {
-            return write!(f, "{}µs", span.as_micros());
-        } else if seconds == 0 {
-            return write!(f, "{}ms", span.as_millis());
-        } else if seconds < 10 && !is_whole(1) {
-            return write!(f, "{:.1}s", span.as_secs_f64());
-        } else if seconds < 120 {
-            return write!(f, "{seconds}s");
-        }
-        let (unit, name, below, name_below) = if seconds >= 2 * DAY {
-            (DAY, 'd', 3_600, 'h')
-        } else if seconds >= 7_200 || is_whole(3_600) {
-            (3_600, 'h', 60, 'm')
-        } else {
-            (60, 'm', 1, 's')
+        let (unit, name, below, name_below) = match seconds {
+            0 if span < Duration::from_micros(1) => return f.write_str("0s"),
+            0 if span < Duration::from_millis(1) => return write!(f, "{}µs", span.as_micros()),
+            0 => return write!(f, "{}ms", span.as_millis()),
+            1..10 if span.subsec_millis() >= 100 => {
+                return write!(f, "{seconds}.{}s", span.subsec_millis() / 100);
+            }
+            1..120 => return write!(f, "{seconds}s"),
+            _ if seconds >= 2 * DAY => (DAY, 'd', 3_600, 'h'),
+            _ if seconds >= 7_200 || seconds.is_multiple_of(3_600) => (3_600, 'h', 60, 'm'),
+            _ => (60, 'm', 1, 's'),
         };
         write!(f, "{}{name}", seconds / unit)?;
-        if is_whole(unit) { Ok(()) } else { write!(f, "{:02}{name_below}", seconds % unit / below) }
+        match seconds % unit / below {
+            0 => Ok(()),
+            rest => write!(f, "{rest:02}{name_below}"),
+        }
     }
 }
 
@@ -118,6 +114,26 @@ mod tests {
             [(80, "80µs"), (81_500, "81ms"), (1_500_000, "1.5s"), (7_200_000_000, "2h")]
         {
             assert_eq!(HumanDuration(Duration::from_micros(micros)).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn human_durations_do_not_end_with_zeros() {
+        for (nanos, text) in [
+            (0, "0s"),
+            (999, "0s"),
+            (1_000_000_000, "1s"),
+            (1_099_999_999, "1s"),
+            (9_999_999_999, "9.9s"),
+            (10_900_000_000, "10s"),
+            (120_000_000_001, "2m"),
+            (3_600_900_000_000, "1h"),
+            (86_400_500_000_000, "24h"),
+            (86_459_999_999_999, "24h"),
+            (172_800_000_000_001, "2d"),
+            (176_400_000_000_001, "2d01h"),
+        ] {
+            assert_eq!(HumanDuration(Duration::from_nanos(nanos)).to_string(), text, "{nanos} ns");
         }
     }
 }

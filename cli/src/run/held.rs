@@ -52,7 +52,7 @@ impl Held {
         }
     }
 
-    pub(super) fn ensure_held(&self) -> Result<(), LockError> {
+    fn ensure_held(&self) -> Result<(), LockError> {
         match self {
             Held::One(guard) => guard.ensure_held(),
             Held::Several(guard) => guard.ensure_held(),
@@ -120,9 +120,19 @@ impl Held {
         self.described("lock", "locks")
     }
 
-    /// One of them that is not known, such as the one that was lost.
+    /// One of them that is not known.
     pub(super) fn any(&self) -> String {
         self.described("lock", "one of the locks")
+    }
+
+    /// The lock that is lost, as messages name it, and why. Of several, the first by name.
+    pub(super) fn loss(&self) -> (String, LockLost) {
+        match self.ensure_held() {
+            Err(LockError::Lost { name, why, .. }) => {
+                (format!("lock {}", format::quote(&name)), why)
+            }
+            _ => (self.any(), LockLost::Expired),
+        }
     }
 
     fn described(&self, one: &str, several: &str) -> String {

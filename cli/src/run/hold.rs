@@ -128,24 +128,25 @@ fn plan(options: &Lock) -> Result<(WaitPolicy, Request<'_>), Failure> {
 /// Holds the locks, which have been printed. What happens to them from now on is reported on
 /// standard error only, because there is one JSON document.
 fn hold_until_signal(held: Held, signals: &Receiver<i32>, expiry: Expiry, verbose: bool) -> Exit {
-    let locks = held.any();
-    let lost = |why: &str| {
-        output::print_message(&format!("{locks} was lost: {}", format::escape(why)));
+    let lost = |lock: &str, why: &str| {
+        output::print_message(&format!("{lock} was lost: {}", format::escape(why)));
         Exit::Lost
     };
     loop {
         select! {
-            recv(held.lost()) -> why => {
-                return lost(&why.map_or_else(|_| "it was released".into(), |why| why.to_string()));
+            recv(held.lost()) -> _ => {
+                let (lock, why) = held.loss();
+                return lost(&lock, &why.to_string());
             }
             recv(signals) -> signal => if signal.is_ok_and(is_forwarded) {
                 break;
             },
         }
     }
+    let any = held.any();
     match held.release(expiry, verbose) {
         ReleaseResult::Released => Exit::Success,
-        ReleaseResult::Lost(why) => lost(&why),
+        ReleaseResult::Lost(why) => lost(&any, &why),
         ReleaseResult::Failed(exit) => exit,
     }
 }

@@ -32,8 +32,6 @@ use std::{
     env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration,
 };
 
-use distlock::LockLost;
-
 pub(crate) use self::hold::hold;
 use self::{
     acquire::{AcquireResult, Request, acquire, not_acquired},
@@ -230,11 +228,10 @@ impl Job<'_> {
         // The wrapper may have been stopped for long. If that happens after this check, the
         // guardian kills the gate.
         if !held.is_held() {
-            let why = held.lost().try_recv().unwrap_or(LockLost::Expired);
+            let (lock, why) = held.loss();
             let why = format::escape(&why.to_string());
             output::print_message(&format!(
-                "{} was lost before the command could start: {why}",
-                held.any()
+                "{lock} was lost before the command could start: {why}"
             ));
             gate.abort();
             return Ok(CommandResult { exit: Exit::Lost, signal_origin: SignalOrigin::NotTty });
@@ -265,11 +262,10 @@ impl Job<'_> {
 
     /// Releases the lock, and finds out whether it was held to the end.
     fn release_lock(&self, held: Held, expiry: Expiry, exit: Exit) -> Exit {
-        let any = held.any();
-        let lost = |why: String| {
+        let lost = |lock: &str, why: &str| {
             output::print_message(&format!(
-                "{any} was lost while the command ran: {}",
-                format::escape(&why)
+                "{lock} was lost while the command ran: {}",
+                format::escape(why)
             ));
             Exit::Lost
         };
@@ -280,10 +276,13 @@ impl Job<'_> {
             return exit;
         }
         if !held.is_held() {
-            return lost(held.lost().try_recv().unwrap_or(LockLost::Expired).to_string());
+            let (lock, why) = held.loss();
+            return lost(&lock, &why.to_string());
         }
+        // The result of a release does not say which of several locks it is about.
+        let any = held.any();
         match held.release(expiry, self.verbose) {
-            ReleaseResult::Lost(why) => lost(why),
+            ReleaseResult::Lost(why) => lost(&any, &why),
             // The command has ended, so its exit code says more.
             ReleaseResult::Released | ReleaseResult::Failed(_) => exit,
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, never, select};
-use distlock::{LockError, LockLost};
+use distlock::LockLost;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_current_process_group, wait};
 use signal_hook::consts::{SIGCHLD, SIGCONT};
 
@@ -146,7 +146,7 @@ impl<'a> Supervisor<'a> {
                 recv(self.signals) -> signal => {
                     signal.into_iter().for_each(|signal| self.on_signal(signal));
                 }
-                recv(self.lost) -> why => self.on_lost(why.ok()),
+                recv(self.lost) -> _ => self.on_lost(),
                 default(pause) => {}
             }
         }
@@ -241,12 +241,8 @@ impl<'a> Supervisor<'a> {
     /// Handles a loss that the channel has not reported yet: after a suspension, the thread that
     /// reports losses may wake up later than this one.
     fn check_held(&mut self) {
-        if self.termination.is_lock_ending() {
-            return;
-        }
-        if let Err(error) = self.held.ensure_held() {
-            let why = if let LockError::Lost { why, .. } = error { Some(why) } else { None };
-            self.on_lost(why);
+        if !self.termination.is_lock_ending() && !self.held.is_held() {
+            self.on_lost();
         }
     }
 
@@ -361,10 +357,10 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn on_lost(&mut self, why: Option<LockLost>) {
+    fn on_lost(&mut self) {
         // The channel reports a loss only once.
         self.lost = never();
-        let (why, now) = (why.unwrap_or(LockLost::Expired), clock::since_boot());
+        let ((lock, why), now) = (self.held.loss(), clock::since_boot());
         let kill_at = match why {
             // The lock may have another holder whatever we do, and the command may have much to
             // clean up.
@@ -380,7 +376,6 @@ impl<'a> Supervisor<'a> {
         if was_lost {
             return;
         }
-        let lock = self.held.any();
         report_termination(&format!("{lock} was lost: {}", format::escape(&why.to_string())));
     }
 }

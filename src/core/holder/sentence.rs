@@ -37,6 +37,20 @@ impl Holder {
 impl fmt::Display for HoldClause<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let HoldClause(holder) = self;
+        match holder.held_by() {
+            HeldBy::Readers { .. } if holder.admits_caller => {
+                return f.write_str(
+                    "is held by readers, but clients that wait for it, such as a writer, come \
+                     first",
+                );
+            }
+            HeldBy::Permits { .. } if holder.admits_caller => {
+                return f.write_str(
+                    "has enough free permits, but clients that wait for more of them come first",
+                );
+            }
+            _ => {}
+        }
         match (holder.kept_until(), holder.ttl_left) {
             (Some(until), Some(left)) if holder.group.is_none() => {
                 let until = humantime::format_rfc3339_millis(until);
@@ -99,6 +113,7 @@ impl fmt::Display for Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::kind::LockKind;
 
     const ID: &str = "web-3|pid7|tid9|ts1763712345678|67e55044-10b1-426f-9247-bb680e5fe0c8";
 
@@ -116,6 +131,32 @@ mod tests {
         );
         let clause = reported(ID).hold_clause().to_string();
         assert!(clause.starts_with("is held by web-3 (pid 7, thread 9) since "), "{clause}");
+    }
+
+    #[test]
+    fn caller_that_fits_beside_the_holder_is_behind_waiters() {
+        let clause = |report: &str, kind| reported(report).found_by(kind).hold_clause().to_string();
+        let readers = format!("distlock:read 2 {ID}");
+        assert_eq!(
+            clause(&readers, LockKind::Read),
+            "is held by readers, but clients that wait for it, such as a writer, come first"
+        );
+        for kind in [LockKind::Write, LockKind::Mutex] {
+            assert!(clause(&readers, kind).starts_with("is held by 2 readers, one of them web-3"));
+        }
+        assert!(clause("distlock:read 0 ", LockKind::Read).starts_with("is held by 0 readers"));
+        assert!(clause(ID, LockKind::Read).starts_with("is held by web-3"));
+        let permits = |count| {
+            clause(&format!("distlock:permits 3 {ID}"), LockKind::Permits { limit: 5, count })
+        };
+        assert_eq!(
+            permits(2),
+            "has enough free permits, but clients that wait for more of them come first"
+        );
+        assert!(permits(3).starts_with("is held by web-3"), "{}", permits(3));
+        let unqueued = Holder::from_report(readers.as_bytes(), 8_400, 0, 0, 0);
+        let clause = unqueued.found_by(LockKind::Read).hold_clause().to_string();
+        assert!(clause.starts_with("is held by 2 readers"), "{clause}");
     }
 
     #[test]

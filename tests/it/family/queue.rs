@@ -79,6 +79,27 @@ fn writer_hands_over_to_all_readers_up_to_the_next_writer() {
     }
 }
 
+/// The readers that hold the lock would not exclude it.
+#[test]
+fn reader_behind_a_writer_learns_that_waiters_come_first() {
+    for subject in Subject::with_nodes() {
+        let mgr = subject.manager();
+        let lock = mgr.rw_lock("r").unwrap();
+        let reader = lock.read().unwrap();
+        let here = lock.clone();
+        let writer = spawn_waiter(&mgr, "r", 1, move || here.try_write_for(LONG));
+        for error in [lock.try_read().unwrap_err(), lock.try_read_for(SECOND / 10).unwrap_err()] {
+            let text = error.to_string();
+            assert!(text.contains("is held by readers, but clients that wait for it"), "{text}");
+            assert!(error.holder().is_some_and(|holder| holder.host().is_some()), "{error:?}");
+        }
+        let text = lock.try_write().unwrap_err().to_string();
+        assert!(text.contains("is held by a reader: "), "{text}");
+        drop(reader);
+        assert!(writer.join().unwrap().is_ok());
+    }
+}
+
 /// Fault: N154
 /// Promise: P12
 #[test]

@@ -70,7 +70,10 @@ fn small_claim_does_not_pass_a_waiting_large_one() {
         let (one, two) = (permits.acquire().unwrap(), permits.acquire().unwrap());
         let here = permits.clone();
         let large = spawn_waiter(&mgr, "s", 1, move || here.acquire_many(3));
-        assert!(permits.try_acquire().unwrap_err().is_contended(), "one is free, but not for it");
+        let error = permits.try_acquire().unwrap_err();
+        assert!(error.is_contended(), "one is free, but not for it");
+        let text = error.to_string();
+        assert!(text.contains("has enough free permits, but clients that wait"), "{text}");
         drop(one);
         assert!(permits.try_acquire().unwrap_err().is_contended() && !large.is_finished());
         drop(two);

@@ -7,7 +7,7 @@ use distlock::{Config, LockError, LockLost, LockManager, LockOptions, RedisMgr, 
 use crate::{
     family::{LONG, Subject, spawn_waiter},
     helpers::{
-        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_short_timeout, manager,
+        CALL_LIMIT, SECOND, UnwrapReleased, completes_within, config_short_timeout, manager, pttl,
         server_behind_proxy,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
@@ -132,6 +132,74 @@ fn loss_of_one_lock_is_the_loss_of_all() {
     }
     assert_eq!(all.release().unwrap(), Released::Gone);
     assert!(!mgr.is_locked("a").unwrap());
+}
+
+/// Promise: P2
+#[cfg(feature = "testing")]
+#[test]
+fn asked_renewal_of_several_locks_gives_each_a_whole_ttl() {
+    let server = distlock::testing::MemoryServer::new();
+    let options = LockOptions::new().ttl(10 * SECOND).renew(false);
+    let all = server.manager().lock_all_with(["a", "b", "c"], &options).unwrap();
+    for _ in 0..5 {
+        server.advance(6 * SECOND);
+        all.renew().unwrap();
+        assert!(all.remaining() > 9 * SECOND, "{all:?}");
+    }
+    all.extend(60 * SECOND).unwrap();
+    server.advance(50 * SECOND);
+    all.renew().unwrap();
+    assert!(all.remaining() > 59 * SECOND, "{all:?}");
+    assert!(all.extend(Duration::ZERO).unwrap_err().is_invalid());
+    server.advance(61 * SECOND);
+    assert!(all.renew().unwrap_err().is_lost());
+}
+
+/// Promise: P2
+#[test]
+fn failed_renewal_of_one_lock_does_not_stop_the_others() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let options = LockOptions::new().ttl(600 * SECOND).renew(false);
+    let all = mgr.lock_all_with(["a", "b", "c"], &options).unwrap();
+    let expect_renewed = |names: [&str; 2]| {
+        for key in names.map(|name| format!("lock:{name}")) {
+            assert!(pttl(&server, &key) > 60_000, "{key}");
+        }
+    };
+    for key in ["lock:a", "lock:b", "lock:c"] {
+        server.cli(&["PEXPIRE", key, "60000"]);
+    }
+    all.renew().unwrap();
+    expect_renewed(["a", "b"]);
+    expect_renewed(["b", "c"]);
+
+    server.cli(&["PEXPIRE", "lock:a", "60000"]);
+    server.cli(&["PEXPIRE", "lock:c", "60000"]);
+    server.cli(&["DEL", "lock:b"]);
+    match all.renew().unwrap_err() {
+        LockError::Lost { name, why: LockLost::Gone, .. } => assert_eq!(name, "b"),
+        other => panic!("{other:?}"),
+    }
+    expect_renewed(["a", "c"]);
+    assert!(!all.is_held() && all.extend(60 * SECOND).unwrap_err().is_lost());
+}
+
+/// One timeout for all, and not one for each.
+///
+/// Fault: N171
+#[test]
+fn asked_renewal_of_many_ends_although_the_server_is_silent() {
+    let (_server, proxy, mgr) = server_behind_proxy(config_short_timeout);
+    let names: Vec<_> = (0..100).map(|n| format!("n{n}")).collect();
+    let options = LockOptions::new().ttl(600 * SECOND);
+    let all = mgr.lock_all_with(&names, &options).unwrap();
+    proxy.blackhole();
+    let (all, error) = completes_within(CALL_LIMIT, "the call", move || {
+        let error = all.renew().unwrap_err();
+        (all, error)
+    });
+    assert!(error.is_unavailable() && all.is_held(), "{error:?}");
 }
 
 /// Promise: P6
