@@ -9,6 +9,7 @@ mod map;
 mod map_request;
 mod node_link;
 mod redirect_reply;
+mod refresh;
 mod renewals;
 mod router;
 mod subscriptions;

@@ -1,8 +1,7 @@
 //! `Router`: the nodes of a cluster, and which of them to ask about a slot.
 
-mod refresh;
-
 use std::{
+    cmp::Reverse,
     fmt, io, mem,
     sync::{
         Arc,
@@ -14,7 +13,9 @@ use std::{
 use super::{
     cluster_node::Part,
     map::{NODES_MAX, SlotMap},
+    map_request::ask_for_map,
     redirect_reply::{Redirect, SEE_DOCTOR, passing},
+    refresh::Refresh,
 };
 use crate::{
     backend::{
@@ -29,7 +30,8 @@ use crate::{
     observe::Observer,
     sys::{
         clock::{self, Moment},
-        sync::{Condvar, Mutex},
+        sync::Mutex,
+        threads,
     },
 };
 
@@ -50,7 +52,7 @@ pub(super) struct Router {
     pub(super) operation_timeout: Duration,
     observer: Arc<Observer>,
     state: Mutex<State>,
-    refreshed: Condvar,
+    refresh: Arc<Refresh>,
     /// Raised whenever the map changes.
     generation: AtomicU64,
     /// Whether the nodes have sharded channels.
@@ -66,11 +68,6 @@ struct State {
     last_number: u64,
     /// A node that should serve a slot did not.
     is_stale: bool,
-    is_refreshing: bool,
-    /// The result of the last question about the map.
-    last_refresh: Result<(), NodeError>,
-    /// When the last question about the map ended, and when the map was last replaced.
-    asked_at: Option<Moment>,
     is_known: bool,
     is_closed: bool,
 }
@@ -95,9 +92,6 @@ impl Router {
             parts: Vec::new(),
             last_number: 0,
             is_stale: true,
-            is_refreshing: false,
-            last_refresh: Ok(()),
-            asked_at: None,
             is_known: false,
             is_closed: false,
         };
@@ -107,7 +101,7 @@ impl Router {
             operation_timeout: settings.operation_timeout,
             observer,
             state: Mutex::new(state),
-            refreshed: Condvar::new(),
+            refresh: Refresh::new(),
             generation: AtomicU64::new(0),
             is_sharded: AtomicBool::new(false),
             wake: Mutex::new(None),
@@ -336,6 +330,65 @@ impl Router {
             state.parts.clone()
         };
         parts.iter().for_each(|part| part.pool.close());
+    }
+
+    /// Fails only if no map is known at all.
+    fn refresh_if_stale(&self, deadline: Moment) -> Result<(), NodeError> {
+        let now = clock::now();
+        {
+            let state = self.state.lock();
+            if !state.is_stale || (state.is_known && self.refresh.is_early()) {
+                return Ok(());
+            }
+        }
+        // The other half is left for the request itself.
+        let refreshed = self.refresh(now.saturating_add(deadline.duration_since(now) / 2));
+        if self.state.lock().is_known { Ok(()) } else { refreshed }
+    }
+
+    /// Asks for the map on another thread, if it is not known, or may have changed.
+    pub(super) fn begin_refresh(self: &Arc<Router>) {
+        if !self.state.lock().is_stale || self.refresh.is_early() {
+            return;
+        }
+        let Some(asking) = self.refresh.begin() else { return };
+        let (router, deadline) =
+            (self.clone(), clock::now().saturating_add(self.operation_timeout));
+        // If there is no thread for it, this drops the duty.
+        let _ = threads::spawn("distlock-cluster", move || {
+            drop(asking.run(|| router.ask_for_map(deadline)));
+        });
+    }
+
+    /// Asks the nodes for the map. If another thread is asking already, waits for its result.
+    fn refresh(&self, deadline: Moment) -> Result<(), NodeError> {
+        match self.refresh.begin() {
+            Some(asking) => asking.run(|| self.ask_for_map(deadline)),
+            None => self.refresh.wait(deadline),
+        }
+    }
+
+    /// Asks the nodes for the map, one after the other, until one knows it.
+    fn ask_for_map(&self, deadline: Moment) -> Result<(), NodeError> {
+        let mut parts = self.state.lock().parts.clone();
+        // The node that failed last comes last.
+        parts.sort_by_key(|part| Reverse(part.failed_at()));
+        let is_other = |name: &&ServerName| parts.iter().all(|part| part.name != **name);
+        let urls = self.endpoint.cluster.iter().filter(is_other);
+        let mut nodes: Vec<_> = urls.map(|name| (name.clone(), self.node(name))).collect();
+        nodes.reverse();
+        nodes.extend(parts.iter().map(|part| (part.name.clone(), part.node.clone())));
+        let found = ask_for_map(nodes, deadline);
+        let result = found.map(|(map, is_sharded)| {
+            let mut state = self.state.lock();
+            let masters = map.masters();
+            state.parts.retain(|part| masters.contains(&&part.name));
+            state.map = map;
+            (state.is_known, state.is_stale) = (true, false);
+            self.is_sharded.store(is_sharded, Ordering::Release);
+        });
+        self.on_new_map();
+        result
     }
 }
 
