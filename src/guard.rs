@@ -156,14 +156,8 @@ impl LockGuard {
     /// # }
     /// ```
     pub fn lost(&self) -> &Receiver<LockLost> {
-        /// The channel for forked children, which hold no lock.
-        static CLOSED: LazyLock<Receiver<LockLost>> = LazyLock::new(|| bounded(0).1);
-        if fork::is_forked_child() {
-            // The lease's mutex may have been locked by another thread of the parent when it
-            // forked.
-            return &CLOSED;
-        }
-        self.lease.lost()
+        // In a forked child, the lease's mutex may be locked by a thread of the parent.
+        forked_channel().unwrap_or_else(|| self.lease.lost())
     }
 
     /// Renews the lease now. For [`LockOptions::renew(false)`](crate::LockOptions::renew), and to
@@ -218,7 +212,7 @@ impl LockGuard {
     }
 
     /// What the manager needs to renew the lease.
-    pub(crate) fn renewable(&self) -> Result<((&Lease, &Registration), &Manager)> {
+    pub(crate) fn renewable(&self) -> Result<((&Arc<Lease>, &Registration), &Manager)> {
         self.ensure_held()?;
         match (&self.registration, &self.manager) {
             (Some((registration, ..)), Some(manager)) => {
@@ -403,6 +397,12 @@ impl Drop for LockGuard {
 // A panic cannot leave a guard in a broken state: no mutex inside is held while user code runs.
 impl UnwindSafe for LockGuard {}
 impl RefUnwindSafe for LockGuard {}
+
+/// What a forked child, which holds no lock, gets in place of a channel for losses: a closed one.
+pub(crate) fn forked_channel() -> Option<&'static Receiver<LockLost>> {
+    static CLOSED: LazyLock<Receiver<LockLost>> = LazyLock::new(|| bounded(0).1);
+    fork::is_forked_child().then(|| &*CLOSED)
+}
 
 impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

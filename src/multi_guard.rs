@@ -8,7 +8,7 @@ use crate::{
     config::LockOptions,
     core::{id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost, token::FencingToken},
     error::{LockError, Result},
-    guard::LockGuard,
+    guard::{LockGuard, forked_channel},
     lock_info::Released,
     manager::{Manager, ManagerHandle},
     reentrant::check_not_own,
@@ -110,7 +110,7 @@ impl MultiGuard {
     /// Returns a channel that receives one message when the first of the locks is lost. As
     /// [`LockGuard::lost`]. [`ensure_held`](Self::ensure_held) then names that lock.
     pub fn lost(&self) -> &Receiver<LockLost> {
-        &self.lost
+        forked_channel().unwrap_or(&self.lost)
     }
 
     /// Renews all leases now, as [`LockGuard::renew`] does. Blocks for one round trip or two, at
@@ -153,7 +153,7 @@ impl MultiGuard {
 
     fn with_renewable(
         &self,
-        renew: impl FnOnce(&Manager, &[(&Lease, &Registration)]) -> Result<()>,
+        renew: impl FnOnce(&Manager, &[(&Arc<Lease>, &Registration)]) -> Result<()>,
     ) -> Result<()> {
         let renewable: Vec<_> =
             self.guards.iter().map(LockGuard::renewable).collect::<Result<_>>()?;

@@ -1,6 +1,6 @@
 //! Locks that pass from one holder to its successor, perhaps in another process.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{HeldLock, Manager, acquire::Acquired};
 use crate::{
@@ -15,7 +15,11 @@ use crate::{
 
 impl Manager {
     /// Renews a lease for the last time, if it can be detached.
-    pub(crate) fn prepare_detach(&self, lease: &Lease, registration: &Registration) -> Result<()> {
+    pub(crate) fn prepare_detach(
+        &self,
+        lease: &Arc<Lease>,
+        registration: &Registration,
+    ) -> Result<()> {
         let _time = self.time.enter();
         self.check_feature(Feature::Adoption)?;
         if lease.keep_until != Moment::default() {

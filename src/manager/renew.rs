@@ -1,6 +1,6 @@
 //! Renewals that holders ask for.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::Manager;
 use crate::{
@@ -17,11 +17,11 @@ use crate::{
 impl Manager {
     /// Renews leases now. The renewer sends the requests, so that no two renewals of a lease can
     /// overtake each other.
-    pub(crate) fn renew(&self, leases: &[(&Lease, &Registration)]) -> Result<()> {
+    pub(crate) fn renew(&self, leases: &[(&Arc<Lease>, &Registration)]) -> Result<()> {
         let _time = self.time.enter();
         let until = self.operation_deadline();
         // The renewer sends them together, and one deadline applies to all.
-        let asked: Vec<_> = leases.iter().map(|(_, lease)| lease.ask_renewal()).collect();
+        let asked: Vec<_> = leases.iter().map(|(lease, of)| of.ask_renewal(lease)).collect();
         let outcomes: Vec<_> = asked
             .into_iter()
             .map(|asked| asked.and_then(|asked| asked.wait_until(until)))
@@ -40,7 +40,11 @@ impl Manager {
     }
 
     /// Renews leases with another ttl, which then stays.
-    pub(crate) fn extend(&self, leases: &[(&Lease, &Registration)], ttl: Duration) -> Result<()> {
+    pub(crate) fn extend(
+        &self,
+        leases: &[(&Arc<Lease>, &Registration)],
+        ttl: Duration,
+    ) -> Result<()> {
         self.config.check_ttl(ttl)?;
         self.check_feature(Feature::OtherTtl)?;
         leases.iter().for_each(|(lease, _)| lease.set_ttl(ttl));

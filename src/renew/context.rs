@@ -25,7 +25,6 @@ impl Context {
     pub(super) fn end_as_lost(&self, lease: &Lease, why: LockLost) {
         lease.end(LeaseEnd::Lost(why));
         report_loss(&self.observer, lease);
-        let state = &mut *self.shared.state.lock();
-        state.asked.on_ended(&state.schedule);
+        self.shared.state.lock().asked.on_ended();
     }
 }

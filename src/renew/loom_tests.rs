@@ -255,11 +255,11 @@ fn holder_learns_the_outcome_of_the_renewal_it_asks_for() {
         let (renewer, shared) = renewer();
         let worker = thread::spawn(move || {
             let due = shared.wait_for_renewals(Moment::NEVER).unwrap();
-            shared.state.lock().asked.on_renewed(due[0].0, clock::now());
+            shared.state.lock().asked.on_outcome(due[0].0, clock::now(), Ok(()));
         });
         let lease = lease(Duration::from_secs(60), far());
         let registration = renewer.register(&lease, plan()).unwrap();
-        let asked = registration.ask_renewal().unwrap();
+        let asked = registration.ask_renewal(&lease).unwrap();
         assert!(matches!(asked.wait_until(Moment::NEVER), Some(Ok(()))));
         worker.join().unwrap();
         drop(registration);

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{
-    Registration,
-    schedule::{Generation, Schedule},
-};
+use super::{Registration, schedule::Generation};
 use crate::{
     backend::error::BackendError,
+    core::lease::Lease,
     sys::{
         clock::{self, Moment},
         slot::Slot,
@@ -28,16 +26,23 @@ pub(super) struct AskedRenewals {
 struct Asked {
     number: u64,
     generation: Generation,
-    /// Only a renewal that is sent later counts.
+    lease: Arc<Lease>,
+    /// Only a renewal that begins later counts: it has the ttl that the lease has by then.
     since: Moment,
     outcome: Arc<Slot<Outcome>>,
 }
 
 impl AskedRenewals {
     /// Adds a holder, and returns its number.
-    fn add(&mut self, generation: Generation, since: Moment, outcome: Arc<Slot<Outcome>>) -> u64 {
+    fn add(
+        &mut self,
+        generation: Generation,
+        lease: Arc<Lease>,
+        since: Moment,
+        outcome: Arc<Slot<Outcome>>,
+    ) -> u64 {
         self.last_number += 1;
-        self.asked.push(Asked { number: self.last_number, generation, since, outcome });
+        self.asked.push(Asked { number: self.last_number, generation, lease, since, outcome });
         self.last_number
     }
 
@@ -47,20 +52,22 @@ impl AskedRenewals {
         self.asked.retain(|asked| asked.number != number);
     }
 
-    /// Reports a confirmed renewal. Returns whether a holder waits for a later one.
-    pub(super) fn on_renewed(&mut self, generation: Generation, sent: Moment) -> bool {
-        let applies = |asked: &Asked| asked.generation == generation && asked.since <= sent;
-        self.answer(applies, &Some(Ok(())));
+    /// Reports the outcome of a renewal that began at `began`. Returns whether a holder waits for a
+    /// later one.
+    pub(super) fn on_outcome(
+        &mut self,
+        generation: Generation,
+        began: Moment,
+        outcome: Result<(), BackendError>,
+    ) -> bool {
+        let applies = |asked: &Asked| asked.generation == generation && asked.since <= began;
+        self.answer(applies, &Some(outcome));
         self.asked.iter().any(|asked| asked.generation == generation)
     }
 
-    pub(super) fn on_failed(&mut self, generation: Generation, error: &BackendError) {
-        self.answer(|asked| asked.generation == generation, &Some(Err(error.clone())));
-    }
-
-    /// Reports the end of each lease that the schedule does not contain any more.
-    pub(super) fn on_ended(&mut self, schedule: &Schedule) {
-        self.answer(|asked| !schedule.contains(asked.generation), &None);
+    /// Reports the end of each lease that has ended.
+    pub(super) fn on_ended(&mut self) {
+        self.answer(|asked| asked.lease.ended().is_some(), &None);
     }
 
     fn answer(&mut self, applies: impl Fn(&Asked) -> bool, answer: &Outcome) {
@@ -82,15 +89,16 @@ pub(crate) struct PendingRenewal<'a> {
 }
 
 impl Registration {
-    /// Asks for a renewal now. Returns `None` if the lease has ended.
-    pub(crate) fn ask_renewal(&self) -> Option<PendingRenewal<'_>> {
+    /// Asks for a renewal of its lease now. Returns `None` if the lease has ended.
+    pub(crate) fn ask_renewal(&self, lease: &Arc<Lease>) -> Option<PendingRenewal<'_>> {
         let outcome = Arc::<Slot<Outcome>>::default();
         let (generation, since) = (self.generation, clock::now());
         let mut state = self.shared.state.lock();
-        if !state.schedule.contains(generation) {
+        // A lease that the schedule does not contain any more is about to end.
+        if lease.ended().is_some() {
             return None;
         }
-        let number = state.asked.add(generation, since, outcome.clone());
+        let number = state.asked.add(generation, lease.clone(), since, outcome.clone());
         state.schedule.schedule_renewal(generation, since);
         self.shared.wake_sleepers(state);
         Some(PendingRenewal { registration: self, number, outcome })
@@ -104,5 +112,79 @@ impl PendingRenewal<'_> {
         let outcome = self.outcome.wait_until(until).flatten();
         self.registration.shared.state.lock().asked.remove(self.number);
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::schedule::{
+            Schedule,
+            tests::{at, lease, plan},
+        },
+        *,
+    };
+    use crate::{
+        backend::error::{NodeError, NodeErrorKind},
+        core::{lease::LeaseEnd, lock_lost::LockLost},
+    };
+
+    fn ask(
+        asked: &mut AskedRenewals,
+        (generation, lease): &(Generation, Arc<Lease>),
+        since: Moment,
+    ) -> Arc<Slot<Outcome>> {
+        let outcome = Arc::<Slot<Outcome>>::default();
+        asked.add(*generation, lease.clone(), since, outcome.clone());
+        outcome
+    }
+
+    fn leases<const N: usize>() -> [(Generation, Arc<Lease>); N] {
+        let mut schedule = Schedule::default();
+        std::array::from_fn(|_| {
+            let lease = lease(1_000, 2_000);
+            (schedule.insert(lease.clone(), plan(), at(0)), lease)
+        })
+    }
+
+    /// What the holder has been told so far.
+    fn told(outcome: &Slot<Outcome>) -> Option<Outcome> {
+        outcome.wait_until(Moment::default())
+    }
+
+    /// A renewal that began earlier may have another ttl, and its failure says nothing of the next.
+    ///
+    /// Fault: N171
+    #[test]
+    fn renewal_answers_only_holders_that_asked_before_it_began() {
+        let ([one, other], mut asked) = (leases(), AskedRenewals::default());
+        let timed_out = BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+        for outcome in [Ok(()), Err(timed_out)] {
+            let [early, late] = [10, 20].map(|since| ask(&mut asked, &one, at(since)));
+            let of_other = ask(&mut asked, &other, at(10));
+            assert!(asked.on_outcome(one.0, at(15), outcome.clone()), "one waits for a later one");
+            assert!(told(&early).is_some_and(|told| told.is_some()));
+            assert!(told(&late).is_none() && told(&of_other).is_none());
+            assert!(!asked.on_outcome(one.0, at(25), outcome));
+            assert!(told(&late).is_some());
+            asked.on_outcome(other.0, at(25), Ok(()));
+        }
+    }
+
+    /// A shutdown removes all leases from the schedule first, and then ends one after the other. A
+    /// holder that learned of the end before its lease has ended would take it for a timeout.
+    ///
+    /// Fault: N171
+    #[test]
+    fn holder_learns_of_the_end_of_its_own_lease() {
+        let ([one, other], mut asked) = (leases(), AskedRenewals::default());
+        let outcomes = [&one, &other].map(|lease| ask(&mut asked, lease, at(10)));
+        one.1.end(LeaseEnd::Lost(LockLost::Shutdown));
+        asked.on_ended();
+        assert!(matches!(told(&outcomes[0]), Some(None)));
+        assert!(told(&outcomes[1]).is_none());
+        other.1.end(LeaseEnd::Lost(LockLost::Shutdown));
+        asked.on_ended();
+        assert!(matches!(told(&outcomes[1]), Some(None)));
     }
 }

@@ -126,13 +126,13 @@ impl Worker {
 
     /// Returns false if the servers did not confirm the request as a whole.
     fn renew_batch(&mut self, due: &[Due], logged: &mut Logged) -> bool {
-        let now = clock::now();
+        let began = clock::now();
         // Skip leases that were released or ended since they fell due.
         let mut least_left = Duration::MAX;
         let batch: Vec<_> = {
             let state = self.context.shared.state.lock();
             let alive = |(generation, lease): &&Due| {
-                let remaining = lease.deadline().duration_since(now);
+                let remaining = lease.deadline().duration_since(began);
                 let alive = !remaining.is_zero() && state.schedule.contains(*generation);
                 least_left = if alive { least_left.min(remaining) } else { least_left };
                 alive
@@ -169,7 +169,7 @@ impl Worker {
                 if matches!(renewal, Renewal::Unconfirmed { .. }) {
                     refused.push(one.clone());
                 } else {
-                    self.apply_renewal(one, deadline, renewal, None);
+                    self.apply_renewal(one, began, deadline, renewal, None);
                 }
             }
             let (some, others) = refused.split_at(refused.len() / 2);
@@ -179,7 +179,7 @@ impl Worker {
         }
         let mut failed = Vec::new();
         for ((one, renewal), deadline) in batch.into_iter().zip(renewals).zip(deadlines) {
-            if !self.apply_renewal(one, deadline, renewal, failure.as_ref()) {
+            if !self.apply_renewal(one, began, deadline, renewal, failure.as_ref()) {
                 failed.push(&one.1);
             }
         }
@@ -199,11 +199,12 @@ impl Worker {
         went_well
     }
 
-    /// Applies the result for one lease of a batch, whose deadline was `deadline` when it was asked
-    /// for. Returns false if it must be retried.
+    /// Applies the result for one lease of a batch that began at `began`, and whose deadline was
+    /// `deadline` then. Returns false if it must be retried.
     fn apply_renewal(
         &self,
         (generation, lease): &Due,
+        began: Moment,
         deadline: Moment,
         renewal: Renewal,
         failure: Option<&BackendError>,
@@ -220,7 +221,9 @@ impl Worker {
                 if lease.update_deadline(until, now) {
                     let mut state = state.lock();
                     state.schedule.on_renewed(generation, sent);
-                    if state.asked.on_renewed(generation, sent) {
+                    // The request may have been sent later than it was built, with a ttl that the
+                    // holder has changed meanwhile.
+                    if state.asked.on_outcome(generation, began.min(sent), Ok(())) {
                         state.schedule.schedule_renewal(generation, now);
                     }
                     drop(state);
@@ -235,7 +238,9 @@ impl Worker {
                 state.schedule.on_failed(generation, now);
                 let timed_out = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
                 let failure = failure.cloned().unwrap_or(BackendError::Node(timed_out));
-                state.asked.on_failed(generation, &failure);
+                if state.asked.on_outcome(generation, began, Err(failure)) {
+                    state.schedule.schedule_renewal(generation, now);
+                }
                 false
             }
             Renewal::Lost { why, leaves_residue } => {

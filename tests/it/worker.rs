@@ -197,6 +197,7 @@ fn fenced_write(side: &WorkerSide, name: &str, token: u64) -> bool {
 fn forker(side: &WorkerSide) {
     let mgr = manager_by_url(side);
     let guard = mgr.lock("forked").expect("no lock");
+    let several = mgr.lock_all(&["forked too"]).expect("no locks");
     assert!(guard.is_held());
     // SAFETY: the child uses nothing that another thread may have locked, which is what the test
     // checks.
@@ -208,17 +209,16 @@ fn forker(side: &WorkerSide) {
                 "child ensure {}",
                 matches!(guard.ensure_held(), Err(LockError::Forked))
             ));
-            let loss = guard.lost().try_recv();
-            side.say(format!(
-                "child lost {}",
-                loss == Err(crossbeam_channel::TryRecvError::Disconnected)
-            ));
+            let closed = Err(crossbeam_channel::TryRecvError::Disconnected);
+            let are_closed =
+                [guard.lost(), several.lost()].iter().all(|lost| lost.try_recv() == closed);
+            side.say(format!("child lost {are_closed}"));
             side.say(format!(
                 "child lock {}",
                 matches!(mgr.try_lock("other"), Err(LockError::Forked))
             ));
             side.say(format!("child ping {}", matches!(mgr.ping(), Err(LockError::Forked))));
-            drop(guard);
+            drop((guard, several));
             mgr.shutdown();
             drop(mgr);
             side.say("child dropped all");

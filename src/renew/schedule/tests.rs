@@ -12,7 +12,7 @@ use crate::core::{
 };
 use proptest::prelude::*;
 
-pub(super) fn at(millis: u64) -> Moment {
+pub(in crate::renew) fn at(millis: u64) -> Moment {
     Moment::from_nanos(millis * 1_000_000)
 }
 

@@ -11,7 +11,7 @@ use crate::{
         config_short_timeout, expect_deadline_before_key_expiry, is_renewal, manager, pttl,
         server_behind_proxy, with_ttl,
     },
-    support::{Fault, RedisServer, TEST_TIMEOUT, contains, eventually},
+    support::{Fault, RedisServer, TEST_TIMEOUT, command, contains, eventually},
 };
 
 const LOCK: &str = "lock:x";
@@ -199,6 +199,35 @@ fn delayed_renewal_does_not_shorten_an_extended_lease() {
     let (now_s, _): (u128, u128) = server.query(&["TIME"]);
     let expected = now_s * 1000 + ms(&server);
     assert!(expires.abs_diff(expected) < CALL_LIMIT.as_millis(), "{expires} {expected}");
+}
+
+/// Whether the thread with this name waits.
+fn is_asleep(name: &str) -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+    let mut stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    stats.any(|stat| stat.contains(&format!("({name}) S ")))
+}
+
+/// The renewer connects for a renewal. Meanwhile the holder extends the lease, and the renewal is
+/// sent with the former ttl.
+///
+/// Fault: N171
+/// Promise: P2
+#[test]
+fn renewal_that_is_sent_late_does_not_confirm_an_extension() {
+    let (_server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let guard = mgr.lock_with("x", &LockOptions::new().ttl(60 * SECOND).renew(false)).unwrap();
+    let connects = proxy.on_request(command("TIME"), Fault::HoldReply);
+    std::thread::scope(|threads| {
+        threads.spawn(|| guard.renew().unwrap());
+        connects.wait_fired();
+        let extending = std::thread::Builder::new().name("extends-x".into());
+        let extended = extending.spawn_scoped(threads, || guard.extend(600 * SECOND)).unwrap();
+        eventually("it waits for a renewal", TEST_TIMEOUT, || is_asleep("extends-x"));
+        connects.release();
+        extended.join().unwrap().unwrap();
+        assert!(guard.remaining() > 500 * SECOND, "{guard:?}");
+    });
 }
 
 /// The proxy holds a renewal back and cuts its connection. It reaches the server after the lease
