@@ -293,9 +293,9 @@ impl Backend for Redlock {
             match RedisGrantStream::open(server, QueuePlace(*node), channel, timeout, until) {
                 Ok(stream) => return Ok(Box::new(stream)),
                 Err(failure) => {
-                    // Even a healthy node may be too distant to reply within a shorter time.
-                    let had_time = budget >= timeout / 3;
-                    if had_time || !failure.is_timeout() {
+                    // Even a healthy node may be too distant to reply in its share of the time. If
+                    // it replies to nothing, other requests notice that.
+                    if !failure.is_timeout() {
                         server.health.record_failure(clock::now());
                     }
                     failed = failure;
