@@ -15,7 +15,11 @@ pub(crate) use self::{
     locking::{Acquire, Adopt, Lock, OnHeld, Permits, Run, Work},
     usage_error::{summary, text},
 };
-use crate::{format::parse_duration, help_text, urls::has_password};
+use crate::{
+    format::{escape, parse_duration},
+    help_text,
+    urls::has_password,
+};
 
 /// Distributed locks for shell scripts and operators, kept in Redis, Valkey, MySQL or MariaDB.
 ///
@@ -47,7 +51,10 @@ pub(crate) enum ArgError {
     Clap(clap::Error),
     /// A usage error with a password in it. Clap's message would repeat the argument, so it is not
     /// shown.
-    Password,
+    Password {
+        /// There is no `--`, so the argument may belong to a command that the lock is for.
+        lacks_separator: bool,
+    },
 }
 
 impl ArgError {
@@ -61,12 +68,20 @@ impl fmt::Display for ArgError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ArgError::Clap(error) => f.write_str(&text(error)),
-            ArgError::Password => f.write_str(
-                "a URL on the command line seems to contain a password, which every user of this \
-                 machine can read: put the URL into DISTLOCK_URL, or the password into a file and \
-                 pass --password-file. If the text after a colon is meant as a port, it must be a \
-                 number",
-            ),
+            ArgError::Password { lacks_separator } => {
+                f.write_str(
+                    "a URL on the command line seems to contain a password, which every user of \
+                     this machine can read: put the URL into DISTLOCK_URL, or the password into a \
+                     file and pass --password-file. If the text after a colon is meant as a port, \
+                     it must be a number",
+                )?;
+                if *lacks_separator {
+                    f.write_str(
+                        ". If the URL is for the command that is to run, write -- before it",
+                    )?;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -96,12 +111,17 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
         .and_then(|matches| Args::from_arg_matches(&matches))
         .map_err(|error| usage_error::with_our_tips(error.format(&mut command), &words));
     args.map_err(|error| {
-        let is_secret = |word: &OsString| {
+        let (shown, separator) = (text(&error), words.iter().position(|word| word == "--"));
+        let is_secret = |(at, word): (usize, &OsString)| {
             let word = word.to_string_lossy();
-            word.contains("://") && has_password(&word)
+            // Arguments of the command are not for us: they count only if the message shows them.
+            let may_be_shown = separator.is_none_or(|separator| at < separator)
+                || shown.contains(&*word)
+                || escape(&word) != word;
+            may_be_shown && word.contains("://") && has_password(&word)
         };
-        if error.use_stderr() && words.iter().any(is_secret) {
-            ArgError::Password
+        if error.use_stderr() && words.iter().enumerate().any(is_secret) {
+            ArgError::Password { lacks_separator: separator.is_none() }
         } else {
             ArgError::Clap(error)
         }

@@ -24,7 +24,7 @@ pub(crate) fn config_for(servers: &Servers, urls: &[String]) -> Result<ManagerCo
     let quarantine = QuarantineOption::from_args(servers)?;
     ranges::check("--timeout", servers.timeout, &ranges::TIMEOUT)?;
     if urls.iter().any(|url| has_password(url)) {
-        return Err(Failure::usage(ArgError::Password.to_string()));
+        return Err(Failure::usage(ArgError::Password { lacks_separator: false }.to_string()));
     }
     let listed = if urls.is_empty() { urls_in_environment() } else { Some(urls.join(",")) };
     let mut config = match listed {

@@ -4,6 +4,7 @@
 use std::{
     cell::RefCell,
     collections::BTreeMap,
+    mem::ManuallyDrop,
     sync::Arc,
     thread::{self, ThreadId},
     time::Duration,
@@ -72,12 +73,20 @@ impl State {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<Arc<ManualClock>>> = const { RefCell::new(None) };
+    /// Has no destructor, so that it is accessible in those of a thread: they may release locks.
+    /// `Entered` drops what it sets.
+    static CURRENT: RefCell<ManuallyDrop<Option<Arc<ManualClock>>>> =
+        const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// The clock that the calling thread has entered, if any.
 pub(crate) fn current() -> Option<Arc<ManualClock>> {
-    CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+    CURRENT.with(|current| (**current.borrow()).clone())
+}
+
+/// Returns the clock before.
+fn set_current(clock: Option<Arc<ManualClock>>) -> Option<Arc<ManualClock>> {
+    ManuallyDrop::into_inner(CURRENT.replace(ManuallyDrop::new(clock)))
 }
 
 /// While this exists, the thread uses the clock.
@@ -89,8 +98,7 @@ pub(crate) struct Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        let before = self.before.take();
-        CURRENT.with(|current| current.replace(before));
+        drop(set_current(self.before.take()));
         if let Some(clock) = &self.clock {
             clock.state.lock().busy -= 1;
             clock.changed.notify_all();
@@ -111,8 +119,7 @@ pub(crate) fn enter(clock: Option<&Arc<ManualClock>>) -> Option<Entered> {
 
 /// Like [`enter`], on a thread that has been counted.
 pub(super) fn enter_begun(clock: Option<Arc<ManualClock>>) -> Entered {
-    let before = CURRENT.with(|current| current.replace(clock.clone()));
-    Entered { clock, before }
+    Entered { before: set_current(clock.clone()), clock }
 }
 
 /// Whether a thread that uses a clock has ended, for a thread that joins it. That one must not be

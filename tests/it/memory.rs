@@ -196,9 +196,9 @@ fn lock_without_renewal_expires() {
 
 /// With a clock that stands. Nothing here waits in real time.
 mod manual {
-    use std::sync::Arc;
+    use std::{cell::RefCell, sync::Arc};
 
-    use distlock::{HandleEvent, LostEvent, RenewedEvent};
+    use distlock::{HandleEvent, LockGuard, LostEvent, RenewedEvent};
     use parking_lot::Mutex;
 
     use super::*;
@@ -339,6 +339,20 @@ mod manual {
         assert!(other.is_locked("x").unwrap());
         server.advance(11 * SECOND);
         assert!(!other.is_locked("x").unwrap());
+    }
+
+    /// The storage for the guard is older than that for the clock of the thread.
+    ///
+    /// Fault: N15
+    #[test]
+    fn guard_in_thread_storage_is_released_with_its_thread() {
+        thread_local!(static KEPT: RefCell<Option<LockGuard>> = const { RefCell::new(None) });
+        let server = MemoryServer::new();
+        let mgr = server.manager();
+        let here = mgr.clone();
+        let keep = move || KEPT.with(|kept| *kept.borrow_mut() = here.lock("x").ok());
+        thread::spawn(keep).join().unwrap();
+        assert!(!mgr.is_locked("x").unwrap());
     }
 
     /// Detaching waits until no copy of the first request can be applied.

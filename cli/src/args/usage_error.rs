@@ -126,6 +126,24 @@ mod tests {
         }
     }
 
+    /// The arguments of the command are secret only if the message would repeat them.
+    #[test]
+    fn password_for_the_command_does_not_hide_the_error() {
+        let url = "postgres://app:pw@db/shop";
+        let message = error(&format!("distlock run --tll 5s job -- pg_dump {url}"));
+        assert!(message.contains("'--tll'") && !message.contains("pw"), "{message}");
+        for (line, lacks_separator) in [
+            (format!("distlock --url {url} run --tll 5s job -- ls"), false),
+            (format!("distlock run job pg_dump {url}"), true),
+            (format!("distlock ls -- a {url}"), false),
+            (format!("distlock ls -- a {url}\u{202e}"), false),
+        ] {
+            let message = error(&line);
+            assert!(message.contains("to contain a password, which every"), "{message}");
+            assert_eq!(message.ends_with("write -- before it"), lacks_separator, "{message}");
+        }
+    }
+
     #[test]
     fn tips_are_right_for_values_and_commands() {
         for (line, contains, lacks) in [

@@ -5,7 +5,10 @@ use std::{
     io::{self, PipeWriter, Write as _},
     os::unix::process::CommandExt as _,
     process::Stdio,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -25,7 +28,8 @@ pub(super) const GUARDIAN_ARG: &str = "__guardian";
 /// distlock` must not kill the process that cleans up after such a kill.
 const PROCESS_NAME: &str = "distlock-guard";
 
-/// Maximum time for which a guardian may read nothing in the middle of a message.
+/// Maximum time for which a guardian may read nothing in the middle of a message, or before one
+/// that it must not miss.
 const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running guardian. Dropping the handle ends it without further effect.
@@ -53,7 +57,7 @@ impl GuardianHandle {
             .spawn()?;
         Ok(GuardianHandle {
             pid: Some(Pid::from_child(&child)),
-            writer: Arc::new(MessageWriter(writer)),
+            writer: Arc::new(MessageWriter::new(writer, WRITE_STALL_TIMEOUT)),
         })
     }
 
@@ -92,20 +96,36 @@ impl Drop for GuardianHandle {
 }
 
 #[derive(Debug)]
-struct MessageWriter(PipeWriter);
+struct MessageWriter {
+    pipe: PipeWriter,
+    stall_timeout: Duration,
+    /// The last message found no room. The next one does not wait for it.
+    is_stalled: AtomicBool,
+}
 
 impl MessageWriter {
+    fn new(pipe: PipeWriter, stall_timeout: Duration) -> MessageWriter {
+        MessageWriter { pipe, stall_timeout, is_stalled: AtomicBool::new(false) }
+    }
+
     fn send(&self, message: &GuardianMessage) {
         let Some(line) = message.to_line() else { return };
-        if let Err(error) = write(&self.0, &line, WRITE_STALL_TIMEOUT) {
+        // These are not repeated. A lock or group that it does not know, the guardian cannot end.
+        let is_needed =
+            matches!(message, GuardianMessage::Acquiring(_) | GuardianMessage::Started(..));
+        let waits = is_needed && !self.is_stalled.load(Ordering::Relaxed);
+        let result = write(&self.pipe, &line, self.stall_timeout, waits);
+        self.is_stalled.store(result.is_err(), Ordering::Relaxed);
+        if let Err(error) = result {
             log::warn!("the guardian does not read its messages: {error}");
         }
     }
 }
 
-/// Writes a message as a whole, or nothing of it if the pipe is full. If only a part of it fits,
-/// the rest is written as the guardian reads, which may take `timeout` for each part.
-fn write(mut pipe: &PipeWriter, message: &[u8], timeout: Duration) -> io::Result<()> {
+/// Writes a message as a whole, or nothing of it if the pipe is full, unless it `waits`. If only a
+/// part of it fits, the rest is written as the guardian reads, which may take `timeout` for each
+/// part.
+fn write(mut pipe: &PipeWriter, message: &[u8], timeout: Duration, waits: bool) -> io::Result<()> {
     let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
     let mut rest = message;
     while !rest.is_empty() {
@@ -113,7 +133,8 @@ fn write(mut pipe: &PipeWriter, message: &[u8], timeout: Duration) -> io::Result
             Ok(written) => rest = &rest[written..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error)
-                if error.kind() == io::ErrorKind::WouldBlock && rest.len() < message.len() =>
+                if error.kind() == io::ErrorKind::WouldBlock
+                    && (waits || rest.len() < message.len()) =>
             {
                 let room = poll(&mut [PollFd::new(pipe, PollFlags::OUT)], Some(&timeout));
                 if room == Ok(0) {
@@ -157,6 +178,7 @@ mod tests {
 
     /// More than a pipe holds, which is 64 KiB at most.
     const LONG: usize = 1 << 20;
+    const LIMIT: Duration = Duration::from_secs(60);
 
     fn pipe() -> (PipeReader, PipeWriter) {
         let (reader, writer) = io::pipe().unwrap();
@@ -172,11 +194,35 @@ mod tests {
             BufReader::new(reader).lines().map(|line| line.unwrap().len()).collect()
         });
         for message in ["x".repeat(LONG), "y".into()] {
-            write(&writer, format!("{message}\n").as_bytes(), Duration::from_secs(60)).unwrap();
+            write(&writer, format!("{message}\n").as_bytes(), LIMIT, false).unwrap();
         }
         drop(writer);
         let received: Vec<_> = received.join().unwrap();
         assert_eq!(received, [LONG, 1]);
+    }
+
+    /// With many names, the ids of all locks are sent at once. The guardian has just been started.
+    ///
+    /// Fault: N96
+    #[test]
+    fn guardian_that_reads_late_misses_no_lock() {
+        const LOCKS: usize = 10_000;
+        let (reader, writer) = pipe();
+        let full = writer.try_clone().unwrap();
+        let received = thread::spawn(move || {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            while poll(&mut [PollFd::new(&full, PollFlags::OUT)], Some(&at_once)) != Ok(0) {
+                thread::yield_now();
+            }
+            drop(full);
+            BufReader::new(reader).lines().map_while(Result::ok).count()
+        });
+        let writer = MessageWriter::new(writer, LIMIT);
+        for _ in 0..LOCKS {
+            writer.send(&GuardianMessage::Started(7, Duration::ZERO));
+        }
+        drop(writer);
+        assert_eq!(received.join().unwrap(), LOCKS);
     }
 
     #[test]
@@ -184,14 +230,14 @@ mod tests {
         let (reader, writer) = pipe();
         for message in [LONG, 1] {
             let failed =
-                write(&writer, "x".repeat(message).as_bytes(), Duration::ZERO).unwrap_err();
+                write(&writer, "x".repeat(message).as_bytes(), Duration::ZERO, true).unwrap_err();
             assert_eq!(failed.kind(), io::ErrorKind::WouldBlock);
         }
         drop(reader);
         // A child that another test has just forked has a copy of the reader until it runs exec.
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
         let _ = poll(&mut [PollFd::new(&writer, PollFlags::OUT)], Some(&limit));
-        let failed = write(&writer, b"x", Duration::from_secs(60)).unwrap_err();
+        let failed = write(&writer, b"x", LIMIT, true).unwrap_err();
         assert_eq!(failed.kind(), io::ErrorKind::BrokenPipe);
     }
 }

@@ -45,6 +45,9 @@ pub(super) struct Supervisor<'a> {
     lost: Receiver<LockLost>,
     /// The command was stopped, and this process stopped itself too.
     paused: bool,
+    /// No SIGTERM because of a missing renewal before this time: this process was stopped, and
+    /// could not renew.
+    renewable_until: Duration,
     next_heartbeat: Duration,
     next_stop_check: Duration,
     signal_origin: SignalOrigin,
@@ -107,6 +110,7 @@ impl<'a> Supervisor<'a> {
             last_renewal_error,
             lost,
             paused: false,
+            renewable_until: Duration::ZERO,
             next_heartbeat: now,
             next_stop_check: now,
             signal_origin: SignalOrigin::NotTty,
@@ -248,9 +252,10 @@ impl<'a> Supervisor<'a> {
 
     /// Time at which the command must get SIGTERM, unless the lock is renewed first.
     fn term_deadline(&self) -> Option<Duration> {
-        // A lost lock has no deadline, because the channel will report the loss in a moment.
-        (self.held.is_held() && !self.termination.is_lock_ending())
-            .then(|| self.grace_period.term_at(self.held_until()))
+        // A lost lock has no deadline, because the channel will report the loss in a moment. Nor
+        // has a stopped command, which cannot do anything until `resume`.
+        (self.held.is_held() && !self.termination.is_lock_ending() && !self.paused)
+            .then(|| self.grace_period.term_at(self.held_until()).max(self.renewable_until))
     }
 
     fn held_until(&self) -> Duration {
@@ -346,8 +351,12 @@ impl<'a> Supervisor<'a> {
     /// Continues the command, because this process was continued, unless the lock was lost
     /// meanwhile.
     fn resume(&mut self) {
-        self.paused = false;
         self.next_heartbeat = clock::since_boot();
+        if self.paused {
+            self.paused = false;
+            let chance = self.held.remaining() / 2;
+            self.renewable_until = self.next_heartbeat.saturating_add(chance);
+        }
         let group = self.group();
         if let Some(terminal) = &mut self.terminal {
             terminal.give_if_wanted(group);

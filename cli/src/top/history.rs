@@ -12,6 +12,8 @@ use crate::{holders, top::rows::Row};
 
 /// How long a lock is remembered after it was last held.
 const RETENTION: Duration = Duration::from_secs(60);
+/// Maximum error of a time left, or of an age, as a server reports it.
+const TTL_TOLERANCE: Duration = Duration::from_millis(100);
 /// Time constant for smoothing the rate of hand-overs.
 const RATE_SMOOTHING_SECS: f64 = 10.0;
 
@@ -134,6 +136,10 @@ impl LockHistory {
         self.rate = smooth_rate(self.rate, u32::from(is_handed_over), since);
         self.last_seen = now;
         let Some(left) = sample.left.filter(|_| !sample.is_kept) else { return };
+        if self.ttl.is_outgrown_by(left) {
+            self.ttl = TtlEstimate { previous: self.ttl.previous, ..TtlEstimate::default() };
+            (self.left, self.min_left) = (None, None);
+        }
         self.ttl.record(left, sample.age);
         let before = self
             .left
@@ -194,6 +200,12 @@ impl TtlEstimate {
             let high = left.saturating_add(age);
             self.high = Some(self.high.map_or(high, |known| known.min(high)));
         }
+    }
+
+    /// Whether the lock was extended to a longer ttl: by its holder, or because its grant has been
+    /// confirmed, which first lasts only for the claim window.
+    fn is_outgrown_by(self, left: Duration) -> bool {
+        self.high.is_some_and(|high| left > high.max(self.low).saturating_add(TTL_TOLERANCE))
     }
 
     fn estimate(self) -> Duration {
@@ -325,6 +337,17 @@ mod tests {
         assert_eq!(percent(row.closest_call), 67);
         let row = after(&[("a", 0, 10_000), ("a", 1, 9_000), ("a", 2, 8_000)]);
         assert_eq!(percent(row.closest_call), 80, "without a renewal");
+    }
+
+    /// Polls right after a hand-over see the claim window, which is short.
+    #[test]
+    fn confirmed_hand_over_is_no_close_call() {
+        for left in [950, 400] {
+            let row = after(&[("a", 5, 25_000), ("b", 0, left), ("b", 1, 29_000)]);
+            assert_eq!((percent(row.closest_call), percent(row.fraction_left)), (100, 100));
+        }
+        let late = [("a", 5, 25_000), ("b", 0, 950), ("b", 1, 29_000), ("b", 27, 3_000)];
+        assert_eq!(percent(after(&late).closest_call), 10);
     }
 
     #[test]

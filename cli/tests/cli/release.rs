@@ -1,6 +1,6 @@
 //! `distlock release`.
 
-use distlock::LockLost;
+use distlock::{LockLost, LockOptions};
 use serde_json::json;
 
 use super::{
@@ -191,6 +191,20 @@ fn force_release_takes_the_lock_from_all_readers() {
     found.sort();
     assert_eq!(found, ids);
     assert!(waiting.join().unwrap().unwrap().is_held());
+}
+
+#[test]
+fn force_release_ends_the_periods_of_kept_permits() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let jobs = mgr.semaphore("x", 5).unwrap();
+    let kept = jobs.acquire_with(3, &LockOptions::new().hold_at_least(300 * SECOND)).unwrap();
+    let held = jobs.acquire_with(1, &with_ttl(3 * SECOND)).unwrap();
+    kept.release().unwrap().unwrap_released();
+    let ended = run_to_end(distlock_at(&server, &["release", "x", "--force"])).expect_code(0);
+    assert!(ended.out.lines().count() == 2 && ended.err.is_empty(), "{ended:?}");
+    assert_eq!(get(&server, "lock:x"), None);
+    assert_eq!(expect_loss(&held), LockLost::Gone);
 }
 
 #[test]

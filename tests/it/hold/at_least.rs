@@ -187,6 +187,10 @@ fn permits_stay_taken_until_their_periods_end() {
         last.release_later();
         let error = permits.try_acquire().unwrap_err();
         assert!(error.is_contended() && error.to_string().contains("it is kept until"), "{error}");
+        // Operators can end the period.
+        assert_eq!(mgr.force_release_if("s", &id).unwrap(), Released::Released);
+        assert_eq!(permits.available().unwrap(), 2);
+        assert_eq!(mgr.force_release_if("s", &id).unwrap(), Released::Gone);
     }
 }
 

@@ -17,6 +17,7 @@ use super::{
     killed::behind_a_proxy,
 };
 use crate::{
+    helpers::pttl,
     pty::reset_ignored,
     support::{
         Fault, TEST_TIMEOUT, Watchdog, contains, eventually, process_state, run_elsewhere,
@@ -310,6 +311,27 @@ fn stop_of_one_process_stops_whole_command() {
     signal(child, Signal::TERM);
     shell.expect_code(5);
     fixture.expect_lock_free();
+}
+
+/// So little of the lease is left that an unrenewed command would get SIGTERM.
+#[test]
+fn late_continue_renews_before_it_ends_the_command() {
+    let fixture = Fixture::new();
+    let mut shell = Shell::start(&fixture);
+    let script = "sh -c 'echo $PPID >$DIR/wrapper; echo $$ >$DIR/pid; exec cat'";
+    shell.run("--ttl 12s", script);
+    let (pid, wrapper) = (fixture.read_number("pid"), fixture.read_number("wrapper"));
+    shell.press("\u{1a}");
+    await_state(pid, 'T');
+    await_state(wrapper, 'T');
+    let left = || pttl(&fixture.server, KEY);
+    eventually("it almost expires", TEST_TIMEOUT, || left() < 2_000);
+    shell.press("fg\n");
+    eventually("it is renewed", TEST_TIMEOUT, || left() > 6_000);
+    shell.press("one\n");
+    shell.until("one\r\none\r\n");
+    shell.press("\u{4}");
+    shell.expect_code(0);
 }
 
 #[test]

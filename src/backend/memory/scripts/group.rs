@@ -324,10 +324,14 @@ impl<'a> GroupCall<'a> {
             return Ok(false);
         }
         pruned?;
-        let was_there = self.call.db.zrem(key, id)?;
+        let (mut id, mut was_there) = (id.to_vec(), self.call.db.zrem(key, id)?);
+        if !was_there && count == 0 {
+            id = [b"kept ", &*id].concat();
+            was_there = self.call.db.zrem(key, &id)?;
+        }
         let mut at = 2;
         while was_there && (at <= count || count == 0) {
-            if !self.call.db.zrem(key, &member(id, at))? && count == 0 {
+            if !self.call.db.zrem(key, &member(&id, at))? && count == 0 {
                 break;
             }
             at += 1;

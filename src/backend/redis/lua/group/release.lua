@@ -4,8 +4,9 @@
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence, 5 members
 -- ARGV  1 nonce, 2 id, or its first 512 bytes; the name of a group releases all its members,
 --       3 queue entry to remove, or '', 4 not_after, in us on the server's clock, or '',
---       5 number of members that the claim has, 0 if unknown, -1 if it has the lock alone; then it
---       leaves the reader that it has become, whose id is the same, 6 protocol version
+--       5 number of members that the claim has; 0 if unknown, then it also ends their period; -1 if
+--       it has the lock alone, then it leaves the reader that it has become, whose id is the same,
+--       6 protocol version
 -- Reply as for mutex/release.lua; "released" and "gone" may be followed by
 --       more        only the first waiters that fit were granted the lock: repeat the request
 
@@ -21,6 +22,11 @@ end
 local function remove_members()
   if not typed('ZREMRANGEBYSCORE', KEYS[5], '-inf', in_ms(now)) then return 0 end
   local removed, i = redis.call('ZREM', KEYS[5], id), 2
+  if removed == 0 and n == 0 then
+    -- The caller knows a kept member by the id of its claim: keep.lua has renamed it.
+    id = 'kept ' .. id
+    removed = redis.call('ZREM', KEYS[5], id)
+  end
   while removed > 0 and (i <= n or n == 0) do
     if redis.call('ZREM', KEYS[5], id .. '#' .. i) == 0 and n == 0 then break end
     i = i + 1
