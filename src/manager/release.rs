@@ -305,8 +305,12 @@ impl Manager {
         let reported = || self.backend.reported_ids(key, inspect_until);
         let Some(ids) = self.look(key, reported)? else { return Ok(false) };
         // Release by id: if a reply is lost, the retry must not affect the next holder.
-        let outcomes: Vec<_> =
-            ids.iter().map(|id| self.release_id(key, id, true, deadline)).collect();
+        // Each but the last gets half of the time: over several nodes, one may not reply.
+        let release = |(index, id): (usize, &Vec<u8>)| {
+            let until = if index + 1 < ids.len() { deadline.halfway() } else { deadline };
+            self.release_id(key, id, true, until)
+        };
+        let outcomes: Vec<_> = ids.iter().enumerate().map(release).collect();
         // If one release succeeded, its id was the only possible holder. The other outcomes do not
         // matter.
         if outcomes.iter().any(|outcome| matches!(outcome, Ok(Released::Released))) {
