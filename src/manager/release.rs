@@ -185,11 +185,11 @@ impl Manager {
         let deadline = since.saturating_add(self.operation_timeout() / 2);
         let pending = |key: &LockKey| self.cleaner.pending_releases(key.lock_key());
         for lease in keys.into_iter().flat_map(pending) {
-            let residue = self.backend.lease_residue(&lease);
-            let release = || self.backend.clean_up_once(&lease.claim, &residue, deadline);
+            let release = || self.backend.complete_release(&lease, deadline);
             if self.observer.shield(release).is_err() {
                 return;
             }
+            self.cleaner.on_completed(&lease);
         }
     }
 
