@@ -120,6 +120,34 @@ fn slow_node_that_forgets_scripts_gets_them_again() {
     });
 }
 
+/// Some readers need a new connection to node 2, because they ask at the same time. A connection
+/// attempt gets no reply.
+///
+/// Fault: N245
+#[test]
+fn reader_waits_briefly_for_a_connection_to_another_node() {
+    let nodes = Nodes::start(3).in_fixed_order();
+    // A reader waits for the reply of its queue node for at most a quarter of the timeout.
+    let timeout = TEST_TIMEOUT / 3;
+    let config = super::config_long_timeouts(&nodes).operation_timeout(timeout);
+    let mgr = RedisMgr::new(config).unwrap();
+    for node in [0, 1] {
+        nodes.proxy(node).on_request(contains("lock:x"), Fault::DelayReply(SECOND / 2)).forever();
+    }
+    nodes.proxy(2).mute_new();
+    let read = || {
+        let lock = mgr.rw_lock("x").unwrap();
+        timed(|| lock.read_with(&with_ttl(600 * SECOND)).unwrap())
+    };
+    thread::scope(|threads| {
+        let readers: Vec<_> = (0..4).map(|_| threads.spawn(read)).collect();
+        for reader in readers {
+            let (guard, span) = reader.join().unwrap();
+            assert!(guard.is_held() && span < timeout / 8, "a reader waited for {span:?}");
+        }
+    });
+}
+
 /// Goal: the minority that misses a release in the background concerns nobody. Method: node 2 gets
 /// no request; the others confirm the release at once.
 ///
