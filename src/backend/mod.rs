@@ -191,6 +191,12 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         deadline: Moment,
     ) -> Result<(), BackendError>;
 
+    /// Repeats the release of a lease that was valid until then, so that the next acquisition does
+    /// not find the lock held. The clean-up queue may repeat it too.
+    fn complete_release(&self, lease: &Lease, deadline: Moment) -> Result<(), BackendError> {
+        self.clean_up_once(&lease.claim, &self.lease_residue(lease), deadline)
+    }
+
     /// Returns the holder of a lock.
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         Ok(self.lookup(key, 0)?.map(|lock| lock.into_holder()))

@@ -94,6 +94,11 @@ impl Cleaner {
         self.unconfirmed.of_lock(lock)
     }
 
+    /// This release has been completed. Over several nodes, a minority may still miss it.
+    pub(crate) fn on_completed(&self, lease: &Arc<Lease>) {
+        self.unconfirmed.remove(lease);
+    }
+
     /// Schedules the clean-up of what a request for this lease may have left, unless the lease is
     /// valid then.
     pub(crate) fn clean_up_unless_held(&self, left: LeaseResidue) {

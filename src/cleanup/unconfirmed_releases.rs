@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    ptr,
     sync::{Arc, Weak},
 };
 
@@ -43,6 +44,13 @@ impl UnconfirmedReleases {
         leases.retain(|lease| lease.strong_count() > 0);
         leases.push(Arc::downgrade(lease));
         self.may_have_any.store(true, Ordering::Release);
+    }
+
+    pub(super) fn remove(&self, lease: &Arc<Lease>) {
+        let mut state = self.state.lock();
+        if let Some(leases) = state.by_lock.get_mut(lease.claim.key.lock_key()) {
+            leases.retain(|one| !ptr::eq(one.as_ptr(), Arc::as_ptr(lease)));
+        }
     }
 
     /// The leases of this lock whose release is not confirmed.

@@ -59,8 +59,12 @@ impl Worker {
         let error = self.try_each(&mut cleanups, CleanupLimits::Unless(&is_shutting_down));
         let mut left: Vec<_> = cleanups.into_iter().zip(failures).collect();
         left.retain(|(cleanup, _)| !cleanup.residue.is_empty());
+        // As at a shutdown: what a minority of several nodes keeps is in nobody's way.
+        let keeps_others_out = |cleanup: &Cleanup| {
+            cleanup.released.is_some() && self.backend.excludes_others(&cleanup.residue)
+        };
         let mut releases =
-            left.iter().filter(|(cleanup, failures)| cleanup.released.is_some() && *failures == 0);
+            left.iter().filter(|(cleanup, failures)| *failures == 0 && keeps_others_out(cleanup));
         if let (Some(error), Some((cleanup, _))) = (&error, releases.next()) {
             let name = Quoted(cleanup.claim.key.name());
             match releases.count() {

@@ -185,11 +185,11 @@ impl Manager {
         let deadline = since.saturating_add(self.operation_timeout() / 2);
         let pending = |key: &LockKey| self.cleaner.pending_releases(key.lock_key());
         for lease in keys.into_iter().flat_map(pending) {
-            let residue = self.backend.lease_residue(&lease);
-            let release = || self.backend.clean_up_once(&lease.claim, &residue, deadline);
+            let release = || self.backend.complete_release(&lease, deadline);
             if self.observer.shield(release).is_err() {
                 return;
             }
+            self.cleaner.on_completed(&lease);
         }
     }
 
@@ -305,8 +305,12 @@ impl Manager {
         let reported = || self.backend.reported_ids(key, inspect_until);
         let Some(ids) = self.look(key, reported)? else { return Ok(false) };
         // Release by id: if a reply is lost, the retry must not affect the next holder.
-        let outcomes: Vec<_> =
-            ids.iter().map(|id| self.release_id(key, id, true, deadline)).collect();
+        // Each but the last gets half of the time: over several nodes, one may not reply.
+        let release = |(index, id): (usize, &Vec<u8>)| {
+            let until = if index + 1 < ids.len() { deadline.halfway() } else { deadline };
+            self.release_id(key, id, true, until)
+        };
+        let outcomes: Vec<_> = ids.iter().enumerate().map(release).collect();
         // If one release succeeded, its id was the only possible holder. The other outcomes do not
         // matter.
         if outcomes.iter().any(|outcome| matches!(outcome, Ok(Released::Released))) {

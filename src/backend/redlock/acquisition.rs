@@ -241,16 +241,20 @@ impl<'a> QuorumAcquisition<'a> {
     /// on the queue node, so that later contenders give way. We are not the head in five cases: we
     /// asked for the full ttl there; we may not wait any longer; an earlier node reports a holder,
     /// so the queue belongs there; too few nodes voted yes or no; or the queue node does not keep
-    /// the lock for us.
+    /// the lock for us. If only its reply is late, the head stays the head until the next reply:
+    /// a release would hand its vote, or its place, to the next waiter.
     fn is_head_after(&self, mode: AcquireMode, round: &Round) -> bool {
         let held_earlier = self
             .redlock
             .preferred_to(self.queue_node)
             .any(|node| round.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
+        let is_late = round.responses.unanswered().contains(self.queue_node);
+        let keeps_vote = round.is_held_on(self.queue_node)
+            || (is_late && self.is_head && mode == AcquireMode::Poll);
         round.claim_window_only
             && self.can_wait(mode)
             && round.verdict == Verdict::Rejected
-            && round.is_held_on(self.queue_node)
+            && keeps_vote
             && !held_earlier
     }
 

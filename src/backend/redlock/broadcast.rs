@@ -8,7 +8,7 @@ use std::{mem, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use super::{
-    broadcast_options::BroadcastOptions,
+    broadcast_options::{BroadcastOptions, PREFERRED_WAIT_MIN},
     responses::{Response, Responses},
 };
 use crate::{
@@ -198,8 +198,8 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
 
     /// Reads replies until the outcome is decided.
     fn collect_replies(&mut self) {
-        let (mut deadline, mut decided) =
-            (self.options.wait_until.min(self.options.deadline), false);
+        let mut deadline = self.options.wait_until.min(self.options.deadline);
+        let mut decided_at = None;
         loop {
             deadline = self.ask_backed_off(deadline);
             let awaits_needed = self.awaits_needed();
@@ -210,18 +210,15 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             let now = clock::now();
             if awaits_needed {
                 deadline = deadline.min(self.needed_until.unwrap_or(deadline));
-            } else if !decided && !self.options.wait_for_all && self.is_decided() {
-                decided = true;
-                let grace_min = if self.awaits_preferred() {
-                    self.options.preferred_wait
-                } else {
-                    Duration::ZERO
-                };
-                let grace = self.options.straggler_grace.max(grace_min);
-                deadline = deadline.min(now.saturating_add(grace));
+            } else if decided_at.is_none() && !self.options.wait_for_all && self.is_decided() {
+                decided_at = Some(now);
             }
-            if decided && self.options.straggler_grace.is_zero() && !self.awaits_preferred() {
-                return;
+            if let Some(decided_at) = decided_at {
+                let grace = self.grace();
+                if grace.is_zero() {
+                    return;
+                }
+                deadline = deadline.min(decided_at.saturating_add(grace));
             }
             let until = match &mut self.options.on_idle {
                 None => deadline,
@@ -245,16 +242,18 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         }
     }
 
-    fn awaits_preferred(&self) -> bool {
-        // Wait briefly for nodes that are still connecting; otherwise the first locks would be on
-        // few nodes.
-        self.connects.is_some()
-            && self.states.iter().any(|state| matches!(state, NodeState::Connecting))
-            || self
-                .options
-                .preferred
-                .iter()
-                .any(|node| self.responses.votes.get(node) == Some(&None))
+    /// Maximum wait for the remaining nodes since the outcome was decided.
+    fn grace(&self) -> Duration {
+        let is_open = |node| self.responses.votes.get(node) == Some(&None);
+        let minimum = if self.options.preferred.iter().any(is_open) {
+            self.options.preferred_wait
+        } else if self.states.iter().any(|state| matches!(state, NodeState::Connecting)) {
+            // Otherwise the first locks would be on few nodes.
+            PREFERRED_WAIT_MIN
+        } else {
+            Duration::ZERO
+        };
+        self.options.straggler_grace.max(minimum)
     }
 
     /// Nodes with an outstanding reply or connection attempt.

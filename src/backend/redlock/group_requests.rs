@@ -20,7 +20,7 @@ use crate::{
         lease::Lease,
         lock_lost::LockLost,
         node_answer::Vote,
-        quorum::{NodeDeadlines, Verdict, quorum},
+        quorum::{NodeDeadlines, NodeSet, Verdict, quorum},
         validity::deadline_from_sent,
     },
     sys::clock::{self, Moment},
@@ -90,14 +90,15 @@ impl Redlock {
         Ok(Passed::To(lease.granted_until(node_deadlines)))
     }
 
-    /// Lists the members that a quorum reports, of each of these locks.
+    /// Lists the members that a quorum reports, of each of these locks. Waits for all `targets`.
     pub(super) fn list_members(
         &self,
         connections: &mut NodeConnections,
         request: &ListMembers<'_>,
+        targets: NodeSet,
         deadline: Moment,
     ) -> Result<Vec<Option<GroupReport>>, BackendError> {
-        let options = BroadcastOptions::awaiting_all(self.all_nodes(), deadline);
+        let options = BroadcastOptions::awaiting_all(targets, deadline);
         let request_of = |_| ListMembers(request.0);
         let responses = self.ask(connections, options, request_of, |_, _| Vote::Yes);
         if responses.verdict() != Verdict::Granted {

@@ -37,7 +37,7 @@ impl Redlock {
         let mut found = [self.inspect_by(key, deadline)?];
         add_members(slice::from_ref(key), &mut found, |request| {
             let mut connections = self.checkout(deadline)?;
-            self.list_members(&mut connections, request, deadline)
+            self.list_members(&mut connections, request, self.all_nodes(), deadline)
         })?;
         let [found] = found;
         Ok(match found.map(|lock| lock.into_holder()) {

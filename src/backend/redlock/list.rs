@@ -15,6 +15,7 @@ use crate::{
             group_requests::add_members,
             list_requests::{DescribeLocks, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
+            requests_and_replies::ListMembers,
         },
     },
     core::{
@@ -51,7 +52,7 @@ impl Redlock {
             let found = found.map(|(index, key)| self.combine(key, &responses, index).1);
             let mut found: Vec<_> = found.collect();
             let deadline = clock::now().saturating_add(timeout).min(end);
-            self.add_members(&mut connections, batch, &mut found, deadline)?;
+            self.add_members(&mut connections, nodes, batch, &mut found, deadline)?;
             for found in found {
                 listing.add_lock(found)?;
             }
@@ -67,29 +68,31 @@ impl Redlock {
     ) -> Result<Inspection<LockInfo>, BackendError> {
         let end = clock::now().saturating_add(self.operation_timeout());
         let mut connections = self.checkout(end)?;
-        let responses = self.ask_responsive(
-            &mut connections,
-            self.all_nodes(),
-            &mut self.all_nodes(),
-            end,
-            |_| DescribeLocks::lookup(key, waiters_max),
-        )?;
+        let (all, mut responsive) = (self.all_nodes(), self.all_nodes());
+        let request = |_| DescribeLocks::lookup(key, waiters_max);
+        // A silent node must leave time for the request for the members.
+        let until = end.halfway();
+        let responses =
+            self.ask_responsive(&mut connections, all, &mut responsive, until, request)?;
         let mut found = [self.combine(key, &responses, 0).1];
-        self.add_members(&mut connections, slice::from_ref(key), &mut found, end)?;
+        self.add_members(&mut connections, responsive, slice::from_ref(key), &mut found, end)?;
         let [found] = found;
         Ok(found)
     }
 
-    /// Adds the members to the locks that groups have. A group of which no member is on a quorum
-    /// does not hold its lock for certain.
+    /// Adds the members to the locks that groups have, as these nodes report them. A group of which
+    /// no member is on a quorum does not hold its lock for certain.
     fn add_members(
         &self,
         connections: &mut NodeConnections,
+        nodes: NodeSet,
         keys: &[LockKey],
         found: &mut [Inspection<LockInfo>],
         deadline: Moment,
     ) -> Result<(), BackendError> {
-        add_members(keys, found, |request| self.list_members(connections, request, deadline))?;
+        let ask =
+            |request: &ListMembers<'_>| self.list_members(connections, request, nodes, deadline);
+        add_members(keys, found, ask)?;
         for found in found {
             if let Inspection::Held(lock) = found
                 && lock.holder().held_by().members() == Some(0)

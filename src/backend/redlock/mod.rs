@@ -366,6 +366,11 @@ impl Backend for Redlock {
         Redlock::clean_up_once(self, claim, residue, deadline)
     }
 
+    /// Waits for a quorum only, because the clean-up queue reaches the other nodes.
+    fn complete_release(&self, lease: &Lease, deadline: Moment) -> Result<(), BackendError> {
+        Redlock::release_lease(self, lease, true, deadline).result.map(drop)
+    }
+
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         Redlock::inspect(self, key)
     }

@@ -16,6 +16,7 @@ use crate::{
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
+        kind::LockKind,
         lease::Lease,
         node_answer::{NodeAnswer, Vote},
         quorum::{NodeSet, quorum},
@@ -135,7 +136,11 @@ impl Redlock {
         release_any_kind(id, |kind| {
             let request = ReleaseRequest::new(Release::new(kind, key, id), was_held);
             let request = ReleaseRequest { wait_for_all: true, ..request };
-            self.release(&mut connections, request, deadline).result
+            // A silent node must leave time for a second request: the lock may be held by a group,
+            // or by an id whose text this is.
+            let is_last = kind != LockKind::Mutex;
+            let until = if is_last { deadline } else { deadline.halfway() };
+            self.release(&mut connections, request, until).result
         })
     }
 

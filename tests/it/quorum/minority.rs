@@ -6,14 +6,16 @@ use distlock::{LockGuard, RedisMgr};
 
 use super::{
     TTL, await_renewals, config_long_timeouts, config_medium_timeout, expect_quorum, key,
-    nodes_holding,
+    nodes_holding, warm_up,
 };
 use crate::{
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, completes_within, queue_length, spawn_call, timed,
         with_ttl,
     },
-    support::{Fault, FaultProxy, Nodes, TEST_TIMEOUT, any_request, eventually, garbage_server},
+    support::{
+        Fault, FaultProxy, Nodes, TEST_TIMEOUT, any_request, contains, eventually, garbage_server,
+    },
 };
 
 /// The failed nodes: the queue node, or one in the middle.
@@ -260,4 +262,34 @@ fn stopped_nodes_delay_no_call() {
         let guard = mgr.lock("x").unwrap();
         expect_quorum(&nodes, &guard);
     }
+}
+
+/// An operator releases a lock by several ids, one after the other. Node 2 replies to none of the
+/// requests.
+///
+/// Fault: N243
+#[test]
+fn silent_node_leaves_time_for_each_id() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1]);
+    let mgr = RedisMgr::new(config_medium_timeout(&nodes)).unwrap();
+    warm_up(&nodes, &mgr);
+    // So that no reply is there already when its request has been sent.
+    for node in [0, 1] {
+        let late = Fault::DelayReply(Duration::from_millis(5));
+        nodes.proxy(node).on_request(contains("lock:x"), late).forever();
+    }
+    nodes.stop(2);
+    let set = |node: usize, id: &str| {
+        nodes.server(node).query::<()>(&["SET", &key("x"), id, "PX", "600000"]);
+    };
+    set(0, "the id of a client that has lost it");
+    set(1, "the id of the holder");
+    assert!(mgr.force_release("x").unwrap());
+    assert_eq!(nodes.values(&key("x")), [None, None, None]);
+    for node in [0, 1] {
+        let set = "redis.call('SET', KEYS[1], 'not text: \\255', 'PX', 600000)";
+        nodes.server(node).query::<()>(&["EVAL", set, "1", &key("x")]);
+    }
+    mgr.force_release_if("x", "not text: \u{fffd}").unwrap().unwrap_released();
+    assert_eq!(nodes.values(&key("x")), [None, None, None]);
 }

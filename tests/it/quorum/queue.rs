@@ -113,6 +113,40 @@ fn waiters_send_few_requests_if_the_queue_node_lost_the_lock() {
     waiting.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
 }
 
+/// The reply of the queue node to one request of its head comes late. The other nodes refuse.
+///
+/// Fault: N246
+/// Promise: P4
+#[test]
+fn late_reply_of_the_queue_node_costs_no_place() {
+    let nodes = Nodes::start(3).in_fixed_order();
+    let (holder, one, other) = (manager(&nodes), manager(&nodes), manager(&nodes));
+    // The queue node loses the holder's lock, and no renewal brings it back.
+    let guard = holder.lock_with("x", &with_ttl(600 * SECOND).renew(false)).unwrap();
+    nodes.restart_empty(0);
+    let ask = |mgr: &RedisMgr, name: &str| mgr.lock_with(name, &with_ttl(600 * SECOND)).unwrap();
+    let first = spawn_call(&one, "x", ask);
+    eventually("the queue node has a head", TEST_TIMEOUT, || {
+        // Only the head has the lock for a claim window.
+        (1..=20_000).contains(&nodes.server(0).query::<i64>(&["PTTL", &key("x")]))
+    });
+    let head = nodes.values(&key("x"))[0].clone().unwrap();
+    let second = spawn_queued_waiter(nodes.server(0), &other, "x");
+    let requests = nodes.server(0).monitor();
+    let late = Fault::DelayReply(Duration::from_millis(130));
+    let late = nodes.proxy(0).on_request(contains(head.as_str()), late);
+    eventually("one reply is late", TEST_TIMEOUT, || late.fired() == 1);
+    let is_request = |line: &&String| line.contains(head.as_str()) && !line.contains(" lua]");
+    let sent = || requests.lines().iter().filter(is_request).count();
+    let before = sent();
+    eventually("the head has asked again", TEST_TIMEOUT, || sent() > before + 1);
+    guard.release().unwrap().unwrap_released();
+    eventually("one of them has it", TEST_TIMEOUT, || first.is_finished() || second.is_finished());
+    assert!(first.is_finished(), "the head has lost its place");
+    drop(first.join().unwrap());
+    drop(second.join().unwrap().unwrap());
+}
+
 /// The head of the queue has the lock on the queue node only, and its process is killed. That vote
 /// expires after one claim window.
 ///

@@ -243,3 +243,26 @@ fn semaphore_of_one_permit_works_over_several_nodes() {
     assert!(there.acquire().unwrap().fencing_token() > token);
     assert_eq!(here.available().unwrap(), 1);
 }
+
+/// Node 2 neither replies nor refuses requests. The others reply at once.
+///
+/// Fault: N243
+#[test]
+fn silent_node_keeps_no_reader_from_an_operator() {
+    let nodes = Nodes::start(3).behind_proxies(&[0, 1]);
+    let mgr = RedisMgr::new(super::config_medium_timeout(&nodes)).unwrap();
+    let lock = mgr.rw_lock("x").unwrap();
+    let reader = lock.read_with(&outlasting()).unwrap();
+    eventually("all nodes have it", TEST_TIMEOUT, || members(&nodes) == [1, 1, 1]);
+    // So that no reply is there already when its request has been sent.
+    for node in [0, 1] {
+        let late = Fault::DelayReply(Duration::from_millis(5));
+        nodes.proxy(node).on_request(contains("lock:x"), late).forever();
+    }
+    nodes.stop(2);
+    let found = mgr.lock_info("x").unwrap().unwrap();
+    let ids: Vec<_> = found.members().iter().map(|member| member.id()).collect();
+    assert_eq!((ids, found.is_certain()), (vec![reader.id().as_str()], true));
+    mgr.force_release_if("x", reader.id().as_str()).unwrap().unwrap_released();
+    assert_eq!(members(&nodes), [0, 0]);
+}
