@@ -283,6 +283,7 @@ impl Client {
             kind: terms.kind,
             has_new_token: terms.has_new_token,
             requested_at: terms.requested_at,
+            asked_servers_at: invariants.first_request(guard.id(), terms.requested_at),
             lease: terms.lease,
             presence: RefCell::default(),
             guard: RefCell::new(Some(guard)),

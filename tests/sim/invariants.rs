@@ -27,8 +27,11 @@ pub(crate) struct GuardRecord {
     /// The token is not that of the writer that has become this reader.
     pub(crate) has_new_token: bool,
     pub(crate) token: u64,
-    /// When the lock was requested. A node that lost data after that may have lost this lock.
     pub(crate) requested_at: Time,
+    /// When the servers were asked for the lock: the first request with this identifier, since
+    /// threads of a process may have handed the lock over. A node that lost data after that may
+    /// have lost this lock.
+    pub(crate) asked_servers_at: Time,
     /// How long the lock is kept without a renewal.
     pub(crate) lease: Time,
     /// By node.
@@ -66,6 +69,8 @@ pub(crate) struct Invariants {
     pub(crate) records: RefCell<Vec<Rc<GuardRecord>>>,
     /// By name.
     tokens: RefCell<BTreeMap<String, Tokens>>,
+    /// When each lock was first requested, by identifier.
+    first_requests: RefCell<BTreeMap<String, Time>>,
     /// Whether a node that lost its data may vote at once.
     pub(crate) data_loss_is_excused: Cell<bool>,
     pub(crate) counts: RefCell<BTreeMap<&'static str, u64>>,
@@ -74,6 +79,12 @@ pub(crate) struct Invariants {
 impl Invariants {
     pub(crate) fn count(&self, what: &'static str) {
         *self.counts.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    /// When this lock was first requested; a request that the client made at `requested_at` has
+    /// just been granted.
+    pub(crate) fn first_request(&self, id: &LockId, requested_at: Time) -> Time {
+        *self.first_requests.borrow_mut().entry(id.to_string()).or_insert(requested_at)
     }
 
     /// Whether the guard reports that the lock is held now.
@@ -97,7 +108,7 @@ impl Invariants {
         let lost_data = |since| {
             sim.net.borrow().servers.iter().any(|node| node.forgot_at.iter().any(|at| *at >= since))
         };
-        self.data_loss_is_excused.get() && lost_data(record.requested_at)
+        self.data_loss_is_excused.get() && lost_data(record.asked_servers_at)
     }
 
     /// Checks a lock that a client has just acquired.
@@ -179,7 +190,7 @@ impl Invariants {
             net.servers.iter().zip(presence.iter_mut()).filter_map(|(node, presence)| {
                 let has_key = is_kept_on(node, record, now);
                 presence.observe(has_key, now);
-                (has_key || node.forgot_at.iter().any(|at| *at >= record.requested_at))
+                (has_key || node.forgot_at.iter().any(|at| *at >= record.asked_servers_at))
                     .then_some(())
             });
         let count = with_key.count();

@@ -1,12 +1,14 @@
 //! Renewals and repairs at a slow node.
 
-use distlock::testing::servers::Keys;
+use std::time::Duration;
+
+use distlock::{LockGuard, LockOptions, testing::servers::Keys};
 
 use super::{
     client::duration,
     net::Link,
     scripted::scripted,
-    world::{MS, SEC, Sim, Time},
+    world::{MS, ProcessState, SEC, Sim, Time},
 };
 
 pub(super) const KEY: &[u8] = b"lock:x";
@@ -94,4 +96,74 @@ fn repair_of_many_locks_delays_no_renewal() {
         assert!((0..MANY).filter(is_back).count() > MANY / 2, "renewals prevent all repairs");
         Ok(())
     });
+}
+
+/// One node has lost a lock to another client, so its renewal needs the slow node. The renewal of
+/// another lock, in the same request, does not.
+/// Fault: N233
+#[test]
+fn confirmed_renewal_counts_while_another_lock_is_awaited() {
+    scripted(3, |sim, mgr| {
+        let (confirmed, awaited) = (mgr.lock("y")?, mgr.lock("x")?);
+        // The renewer has connected.
+        sim.sleep(5 * SEC);
+        // Both are due when the process continues.
+        let process = sim.process();
+        sim.after(MS, move |sim| sim.pause(process, ProcessState::Paused));
+        sim.after(4 * SEC, move |sim| sim.unpause(process));
+        sim.sleep(5 * SEC);
+        give_to_other_client(sim, 1);
+        delay(sim, 2, 300 * MS);
+        let mut left = confirmed.remaining();
+        while confirmed.remaining() <= left {
+            left = confirmed.remaining();
+            sim.sleep(MS);
+        }
+        // The time counts from when the request was sent.
+        let left = confirmed.remaining();
+        assert!(left > duration(9_800 * MS), "{left:?} of 10 s are left");
+        assert!(awaited.remaining() < duration(7 * SEC), "the other lock was renewed too");
+        Ok(())
+    });
+}
+
+/// One node keeps losing a lock, and then hangs, so both a repair and a probe wait for it. A wait
+/// ends when a renewal that is due has no more time left than the wait has taken. The longest one
+/// alone, from when two thirds of the lease are left, leaves a third. Two in a row leave a quarter.
+/// Fault: N233
+#[test]
+fn repair_and_probe_do_not_delay_renewals_together() {
+    scripted(3, |sim, mgr| {
+        let ttl = 480 * MS;
+        let guard = mgr.lock_with("x", &LockOptions::new().ttl(duration(ttl)))?;
+        // So the node can be stopped between its reply and the repair.
+        delay(sim, 2, 5 * MS);
+        let served = || sim.net.borrow().servers[2].requests_served;
+        let mut least = guard.remaining();
+        for _ in 0..20 {
+            // The renewer connects.
+            least = least.min(least_remaining(sim, &guard, 2 * SEC));
+            on_node(sim, 2, |keys, _| keys.put(KEY, None, None));
+            let before = served();
+            while served() == before && guard.is_held() {
+                least = least.min(least_remaining(sim, &guard, MS));
+            }
+            sim.stop_node(2);
+            least = least.min(least_remaining(sim, &guard, SEC));
+            sim.continue_node(2);
+        }
+        assert!(least > duration(ttl * 7 / 24), "{least:?} of 480 ms are left");
+        Ok(())
+    });
+}
+
+/// The least time that was left of a lease, within this time.
+fn least_remaining(sim: &Sim, guard: &LockGuard, within: Time) -> Duration {
+    let until = sim.now.get() + within;
+    let mut least = guard.remaining();
+    while sim.now.get() < until {
+        sim.sleep(2 * MS);
+        least = least.min(guard.remaining());
+    }
+    least
 }
