@@ -12,9 +12,9 @@ use distlock::{LockError, LockOptions, RedisMgr, Released};
 
 use crate::{
     helpers::{
-        FENCE, SECOND, UnwrapReleased, completes_within, config_long_timeouts, foreign_release,
-        get, label, manager, pttl, set_foreign_lock, spawn_call, spawn_queued_waiter, token_key,
-        with_ttl,
+        FENCE, SECOND, UnwrapReleased, await_check_of_fence, completes_within,
+        config_long_timeouts, foreign_release, get, label, manager, pttl, set_foreign_lock,
+        spawn_call, spawn_queued_waiter, token_key, with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -165,7 +165,7 @@ fn release_remembers_token_in_the_fence() {
 
 /// A later version of the library may change the format of the fence, and then begins it with its
 /// number. The present version then acquires no more locks, but keeps and releases those that it
-/// holds.
+/// holds. A hand-over notices it within ten seconds.
 ///
 /// Fault: N129
 #[test]
@@ -180,6 +180,7 @@ fn newer_protocol_is_respected() {
     assert!(refused.to_string().contains("version 2 of the distlock protocol"), "{refused}");
     other.ensure_held().unwrap();
     other.release().unwrap().unwrap_released();
+    await_check_of_fence(&server, &guard);
     guard.release().unwrap().unwrap_released();
     assert_eq!((get(&server, FENCE).as_deref(), get(&server, LOCK)), (Some(newer), None));
     // The token keys are kept, because the fence does not cover these tokens.

@@ -170,7 +170,7 @@ fn password_of_the_url_is_used_for_all_nodes() {
 /// Grant messages are for the node of the lock only.
 #[test]
 fn subscriber_of_another_node_hears_nothing() {
-    if !Cluster::has_sharded_channels() {
+    if !RedisServer::has_sharded_channels() {
         // Such servers send each message to all nodes.
         return;
     }

@@ -239,7 +239,7 @@ fn no_queued_process_is_overtaken() {
     monitor.wait_for("the end of the record");
     let lines = monitor.lines();
     let ids = |command: &str| -> Vec<String> {
-        let lines = lines.iter().filter(|line| line.contains(&format!("lua] \"{command}\"")));
+        let lines = lines.iter().filter(|line| line.contains(&format!("{command}\" \"distlock:")));
         lines
             .map(|line| line.trim_end_matches('"').rsplit(' ').next().expect("an id").to_owned())
             .collect()

@@ -19,6 +19,16 @@ pub(crate) use crate::shared_helpers::*;
 /// Operation timeout for tests in which the server does not reply.
 pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// Waits until the release of this lock would read the fence if it handed the lock over, which only
+/// the first hand-over of each ten seconds does.
+pub(crate) fn await_check_of_fence(server: &RedisServer, guard: &LockGuard) {
+    let tens = |us: u64| us / 10_000_000;
+    eventually("the next ten seconds begin", TEST_TIMEOUT, || {
+        let (seconds, _): (u64, u64) = server.query(&["TIME"]);
+        tens(seconds * 1_000_000) > tens(guard.fencing_token().into())
+    });
+}
+
 /// A configuration for servers that do not reply.
 pub(crate) fn config_short_timeout(url: impl Into<String>) -> Config {
     config_long_timeouts(url).operation_timeout(SHORT_TIMEOUT)

@@ -347,7 +347,7 @@ fn handed_over_lock_without_renewal_lasts_for_its_lease() {
     let commands = server.monitor();
     guard.release().unwrap().unwrap_released();
     let next = waiting.join().unwrap();
-    commands.wait_for("lua] \"PUBLISH\"");
+    commands.wait_for("PUBLISH\" \"distlock:client:");
     eventually("the lease is confirmed", TEST_TIMEOUT, || next.remaining() > window + SECOND);
     assert!(next.is_held());
     let left = pttl(&server, LOCK);

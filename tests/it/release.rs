@@ -147,6 +147,9 @@ fn late_release_does_not_affect_the_next_holder() {
 fn release_without_publish_permission_frees_the_lock() {
     let server = RedisServer::start();
     server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-publish"]);
+    if RedisServer::has_sharded_channels() {
+        server.cli(&["ACL", "SETUSER", "app", "-spublish"]);
+    }
     let mgr =
         RedisMgr::new(config_long_timeouts(format!("redis://app:pw@{}", server.addr()))).unwrap();
     let guard = mgr.lock("x").unwrap();

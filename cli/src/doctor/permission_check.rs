@@ -4,7 +4,10 @@ use super::{
     facts::{NodeFacts, Queried, Requirements},
     finding::Finding,
     grant_command,
-    permissions::{INSPECT_PERMISSIONS, NODE_PERMISSIONS, SETTINGS_PERMISSION, SHARED_PERMISSIONS},
+    permissions::{
+        HAND_OVER_PERMISSIONS, INSPECT_PERMISSIONS, NODE_PERMISSIONS, SETTINGS_PERMISSION,
+        SHARED_PERMISSIONS,
+    },
 };
 
 pub(super) const GRANT_ADVICE: &str = "run this in redis-cli as an administrator";
@@ -21,6 +24,8 @@ pub(super) fn check_permissions(node: &NodeFacts, requirements: &Requirements) -
     let reported = missing.iter().map(String::as_str).filter(is_reported);
     let (shared, reported): (Vec<&str>, Vec<&str>) =
         reported.partition(|name| SHARED_PERMISSIONS.contains(name));
+    let (hand_over, reported): (Vec<&str>, Vec<&str>) =
+        reported.into_iter().partition(|name| HAND_OVER_PERMISSIONS.contains(name));
     let (inspect, needed): (Vec<&str>, Vec<&str>) =
         reported.into_iter().partition(|name| INSPECT_PERMISSIONS.contains(name));
     let mut says = Vec::new();
@@ -40,7 +45,14 @@ pub(super) fn check_permissions(node: &NodeFacts, requirements: &Requirements) -
         says.push(format!("read-write locks and semaphores also need {}", shared.join(" ")));
     }
     if says.is_empty() {
-        return Some(Finding::ok("permissions", "all permissions that locks need"));
+        let all = "all permissions that locks need";
+        return Some(match hand_over.join(" ") {
+            further if further.is_empty() => Finding::ok("permissions", all),
+            further => Finding::ok(
+                "permissions",
+                format!("{all}; hand-overs cost the server less with {further}"),
+            ),
+        });
     }
     let untested = &node.permissions.untested;
     if !untested.is_empty() {

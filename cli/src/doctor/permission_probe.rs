@@ -6,7 +6,9 @@ use redis::{RedisError, Value};
 
 use super::{
     facts::Permissions,
-    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, SHARED_PERMISSIONS},
+    permissions::{
+        HAND_OVER_PERMISSIONS, INSPECT_PERMISSIONS, LOCK_PERMISSIONS, SHARED_PERMISSIONS,
+    },
 };
 use crate::temp_lock::TempLock;
 
@@ -82,6 +84,7 @@ pub(super) fn probe_permissions(
     }
     // Last, because the connection can then only receive messages.
     is_allowed("+subscribe", &["SUBSCRIBE", &temp_lock.channel])?;
+    is_allowed("+ssubscribe", &["SSUBSCRIBE", &temp_lock.channel])?;
     // Several commands may miss the same key or channel. Sorting restores the order of the list.
     let position = |permission: &String| {
         listed_permissions().position(|listed| listed == permission).unwrap_or(0)
@@ -94,11 +97,15 @@ pub(super) fn probe_permissions(
 
 /// All permissions that are tested here, in the order in which they are reported.
 fn listed_permissions() -> impl Iterator<Item = &'static str> {
-    LOCK_PERMISSIONS.into_iter().chain(INSPECT_PERMISSIONS).chain(SHARED_PERMISSIONS)
+    LOCK_PERMISSIONS
+        .into_iter()
+        .chain(HAND_OVER_PERMISSIONS)
+        .chain(INSPECT_PERMISSIONS)
+        .chain(SHARED_PERMISSIONS)
 }
 
 /// A command that needs this permission and changes nothing. Empty for keys and channels, which
-/// several commands need, and for `+subscribe`, which must come last.
+/// several commands need, and for `+subscribe` and `+ssubscribe`, which must come last.
 fn probe_command<'a>(permission: &str, temp_lock: &'a TempLock) -> Vec<&'a str> {
     const NO_SCRIPT: &str = "0000000000000000000000000000000000000000";
     let (lock, queue) = (temp_lock.key.as_str(), temp_lock.queue_key.as_str());
@@ -123,6 +130,7 @@ fn probe_command<'a>(permission: &str, temp_lock: &'a TempLock) -> Vec<&'a str> 
         "+llen" => vec!["LLEN", token],
         "+lrange" => vec!["LRANGE", token, "0", "0"],
         "+publish" => vec!["PUBLISH", &temp_lock.channel, "-"],
+        "+spublish" => vec!["SPUBLISH", &temp_lock.channel, "-"],
         "+pubsub|numsub" => vec!["PUBSUB", "NUMSUB", &temp_lock.channel],
         "+scan" => vec!["SCAN", "0", "COUNT", "1"],
         "+lindex" => vec!["LINDEX", token, "0"],
@@ -203,7 +211,7 @@ mod tests {
             .filter(|permission| probe_command(permission, &temp_lock).is_empty());
         assert_eq!(
             untested.collect::<Vec<_>>(),
-            ["~lock:*", "~distlock:*", "&distlock:client:*", "+subscribe"]
+            ["~lock:*", "~distlock:*", "&distlock:client:*", "+subscribe", "+ssubscribe"]
         );
         for permission in listed_permissions()
             .filter(|permission| !probe_command(permission, &temp_lock).is_empty())

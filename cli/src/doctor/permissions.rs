@@ -26,6 +26,9 @@ pub(crate) const LOCK_PERMISSIONS: [&str; 22] = [
     "+subscribe",
 ];
 
+/// Further permissions from Redis 7 on. Without them, a hand-over costs the server more.
+pub(crate) const HAND_OVER_PERMISSIONS: [&str; 2] = ["+spublish", "+ssubscribe"];
+
 /// Further permissions for listing and showing locks.
 pub(crate) const INSPECT_PERMISSIONS: [&str; 2] = ["+scan", "+lrange"];
 

@@ -12,7 +12,10 @@ use tempfile::TempDir;
 use super::command::{Finished, distlock, distlock_at, distlock_at_url, run_for_json, run_to_end};
 use crate::{
     helpers::{CALL_LIMIT, FENCE, completes_within},
-    permissions::{INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS, SHARED_PERMISSIONS},
+    permissions::{
+        HAND_OVER_PERMISSIONS, INSPECT_PERMISSIONS, LOCK_PERMISSIONS, NODE_PERMISSIONS,
+        SETTINGS_PERMISSION, SHARED_PERMISSIONS,
+    },
     support::{
         Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, command, eventually, eventually_some,
         garbage_server, silent_server,
@@ -291,13 +294,34 @@ fn acl_user(server: &RedisServer, permissions: &[&str]) -> String {
 }
 
 fn all_but(missing: &str) -> Vec<&'static str> {
+    let is_known = |_: &&str| RedisServer::has_sharded_channels();
     LOCK_PERMISSIONS
         .into_iter()
+        .chain(HAND_OVER_PERMISSIONS.into_iter().filter(is_known))
         .chain(INSPECT_PERMISSIONS)
         .chain(NODE_PERMISSIONS)
         .chain(SHARED_PERMISSIONS)
         .filter(|right| *right != missing)
         .collect()
+}
+
+/// Servers before Redis 7 do not know these commands.
+#[test]
+fn permissions_for_cheaper_hand_overs_are_named() {
+    let server = RedisServer::start();
+    let permissions = [
+        &LOCK_PERMISSIONS[..],
+        &INSPECT_PERMISSIONS,
+        &SHARED_PERMISSIONS,
+        &NODE_PERMISSIONS,
+        &[SETTINGS_PERMISSION],
+    ];
+    let report = report_at(&acl_user(&server, &permissions.concat()));
+    let says = match RedisServer::has_sharded_channels() {
+        true => "; hand-overs cost the server less with +spublish +ssubscribe",
+        false => "all permissions that locks need",
+    };
+    report.says("permissions", "ok", says).problems(&[]);
 }
 
 #[test]
@@ -337,7 +361,9 @@ fn denied_queries_are_unknown_not_problems() {
 #[test]
 fn handover_without_grant_message_is_a_warning() {
     let server = RedisServer::start();
-    let report = report_at(&acl_user(&server, &all_but("+publish")));
+    let mut permissions = all_but("+publish");
+    permissions.retain(|permission| *permission != "+spublish");
+    let report = report_at(&acl_user(&server, &permissions));
     report
         .says("handover", "warning", "without a grant message")
         .advises("handover", "+publish")

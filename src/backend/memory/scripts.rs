@@ -9,6 +9,8 @@ mod keep;
 mod members;
 mod queue_entry;
 
+use std::mem;
+
 use redis::Value;
 
 pub use self::call::Channels;
@@ -137,7 +139,10 @@ impl Call<'_> {
     fn grant_next(&mut self) -> StoreResult<Option<Bytes>> {
         let (lock, queue) = (self.key(0), self.key(1));
         let now = self.clock();
+        // The usual hand-over, which concerns the first waiter only.
+        let mut is_usual = !self.spent.is_empty();
         while let Some(waiter) = unless_wrong_type(self.db.lpop(queue))? {
+            let is_usual = mem::take(&mut is_usual);
             let mut parts = waiter.splitn(3, |byte| *byte == b' ');
             if let (Some(px), Some(channel), Some(id)) = (parts.next(), parts.next(), parts.next())
                 && is_digits(px)
@@ -148,7 +153,11 @@ impl Call<'_> {
                 && self.channels.subscribers(channel) > 0
             {
                 let token_px = number(px).saturating_add(TOKEN_EXTRA_MS);
-                let Ok(token) = self.next_token(&now, token_px) else {
+                let token = match is_usual && self.rises_without_fence(&now) {
+                    true => self.db.set(self.key(2), &now, Some(token_px)).map(|()| now.clone()),
+                    false => self.next_token(&now, token_px),
+                };
+                let Ok(token) = token else {
                     return self.put_back(&waiter);
                 };
                 if self.channels.publish(channel, &line(&[&token, &now, px, id])) > 0 {
@@ -176,6 +185,8 @@ impl Call<'_> {
         let (nonce, id, ttl, mode, entry) =
             (self.arg(0), self.arg(1), number(self.arg(2)), self.arg(3), self.arg(4));
         let (not_after, token_min) = (self.arg(5), self.arg(7));
+        let is_heard = mode == b"join-heard";
+        let mode = if is_heard { b"join" } else { mode };
         let token_ttl = number(self.arg(8));
         let (lock, queue, token_key) = (self.key(0), self.key(1), self.key(2));
         let now = self.clock();
@@ -194,7 +205,7 @@ impl Call<'_> {
         if mode == b"join"
             && let Some(holder) = holder.as_ref().filter(|holder| *holder != id)
         {
-            return self.enqueue(holder, None, is_digits);
+            return self.enqueue(holder, None, is_heard, is_digits);
         }
         if holder.is_none() {
             self.used = RESERVED;
@@ -228,7 +239,7 @@ impl Call<'_> {
         }
         let left = self.time_left()?;
         if mode == b"join" || mode == b"look" {
-            return self.enqueue(&holder, Some(left), is_digits);
+            return self.enqueue(&holder, Some(left), false, is_digits);
         }
         if mode == b"leave" {
             self.db.lrem(queue, entry)?;

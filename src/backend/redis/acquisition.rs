@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Exchange, NodeError, NodeErrorKind,
+    Exchange, HeardSubscription, NodeError, NodeErrorKind,
     requests_and_replies::{Acquire, AcquireMode, AcquireReply},
     yielding::Yielding,
 };
@@ -15,6 +15,7 @@ use crate::{
     core::{
         claim::{Grant, GrantNotice, Residue},
         clock_sample::ClockSample,
+        kind::LockKind,
         quorum::NodeSet,
         validity::{
             deadline_from_grant, deadline_from_sent, needs_immediate_confirmation, request_timeout,
@@ -43,6 +44,11 @@ pub(crate) trait ClaimServer {
     /// granted it by a message.
     fn must_confirm(&self) -> bool {
         false
+    }
+
+    /// Remembers whether the server has our subscription. With `None`, each request asks for that.
+    fn heard_subscription(&self) -> Option<&HeardSubscription> {
+        None
     }
 
     /// Decides when a release leaves its lock free for other clients.
@@ -86,11 +92,21 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
         }
     }
 
-    fn mode(&self, asking: Asking) -> AcquireMode {
+    fn mode(&self, asking: Asking, is_subscribed: bool) -> AcquireMode {
+        let is_heard = is_subscribed && self.request.claim.kind == LockKind::Mutex;
         match asking {
             Asking::Last if self.may_be_queued => AcquireMode::Leave,
             Asking::Last | Asking::Try => AcquireMode::Try,
             Asking::Queue if self.queue_requested => AcquireMode::Poll,
+            Asking::Queue
+                if is_heard
+                    && self
+                        .server
+                        .heard_subscription()
+                        .is_some_and(HeardSubscription::is_known) =>
+            {
+                AcquireMode::EnqueueHeard
+            }
             Asking::Queue => AcquireMode::Enqueue,
         }
     }
@@ -99,7 +115,8 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
         let claim = self.request.claim;
         let timeout = request_timeout(self.operation_timeout, claim.ttl);
         let deadline = clock::now().saturating_add(timeout).min(self.request.call_deadline);
-        let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
+        let checks_subscription = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
+        let queues = checks_subscription || mode == AcquireMode::EnqueueHeard;
         self.queue_requested |= queues;
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { self.request.queue_entry() };
@@ -114,7 +131,15 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             token_min: 0,
             is_token_decided: false,
         };
+        let connections_opened = self.server.heard_subscription().map(HeardSubscription::opened);
         let result = self.server.acquire(&request, deadline);
+        if checks_subscription
+            && let Ok(Exchange { reply: AcquireReply::Queued { no_subscriber, .. }, .. }) = &result
+            && let (Some(heard), Some(opened)) =
+                (self.server.heard_subscription(), connections_opened)
+        {
+            heard.record(opened, !no_subscriber);
+        }
         if let (Some(yielding), Ok(exchange)) = (self.server.yielding(), &result)
             && let Some(holder) = exchange.reply.holder()
         {
@@ -156,8 +181,8 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
 }
 
 impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
-    fn ask(&mut self, asking: Asking, _: Option<QueuePlace>) -> Answer {
-        let mode = self.mode(asking);
+    fn ask(&mut self, asking: Asking, place: Option<QueuePlace>) -> Answer {
+        let mode = self.mode(asking, place.is_some());
         let Exchange { sent, reply } = match self.exchange(mode) {
             Ok(exchange) => exchange,
             Err(failure) => return Answer::Failed(BackendError::Node(failure)),

@@ -3,8 +3,9 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use super::{
-    Connection, ConnectionPool, Endpoint, Exchange, ExchangeLimits, NodeConnections, NodeError,
-    PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode, Replicas, Request, Urgency,
+    Connection, ConnectionPool, Endpoint, Exchange, ExchangeLimits, HeardSubscription,
+    NodeConnections, NodeError, PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode,
+    Replicas, Request, Urgency,
     acquisition::{ClaimServer, PLACE},
     cleanup::RedisCleaner,
     connect, exchange, exchange_all,
@@ -118,6 +119,10 @@ impl ClaimServer for &RedisBackend {
 
     fn clock_sample(&self, _: u64) -> Option<ClockSample> {
         self.node.clock_sample()
+    }
+
+    fn heard_subscription(&self) -> Option<&HeardSubscription> {
+        Some(&self.node.heard_subscription)
     }
 
     fn must_confirm(&self) -> bool {

@@ -44,9 +44,9 @@ pub(crate) use self::{
     inspect::{lookup_on_one_server, reported_ids_on_one_server},
     node::{
         BackgroundConnects, Connected, Connection, ConnectionPool, Endpoint, Exchange,
-        ExchangeLimits, InFlightRequest, Info, LateReader, NodeConnections, PooledConnections,
-        RedisNode, Subscriber, Voters, connect, declare_new, exchange, exchange_all,
-        exchange_within,
+        ExchangeLimits, HeardSubscription, InFlightRequest, Info, LateReader, NodeConnections,
+        PooledConnections, RedisNode, Subscriber, Voters, connect, declare_new, exchange,
+        exchange_all, exchange_within,
     },
     one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
     one_server_methods::one_server_methods,

@@ -155,9 +155,9 @@ impl Script {
                 .collect(),
         };
         let mut permissions: Vec<String> = Vec::new();
-        // The scripts work without the permissions for PUBLISH and PUBSUB.
-        for command in denied.into_iter().filter(|command| !["PUBLISH", "PUBSUB"].contains(command))
-        {
+        // The scripts work without the permissions for these.
+        let optional = ["PUBLISH", "SPUBLISH", "PUBSUB"];
+        for command in denied.into_iter().filter(|command| !optional.contains(command)) {
             let permission = format!("+{}", command.to_ascii_lowercase());
             if !permissions.contains(&permission) {
                 permissions.push(permission);

@@ -32,7 +32,7 @@ fn waiters_follow_a_slot_that_moves() {
         completes_within(CALL_LIMIT, "a hand-over", || waiting.join().unwrap())
     };
     let tokens: Vec<_> = waiting.into_iter().map(join).collect();
-    assert!(tokens.is_sorted() || !Cluster::has_sharded_channels(), "{tokens:?}");
+    assert!(tokens.is_sorted() || !RedisServer::has_sharded_channels(), "{tokens:?}");
 }
 
 /// Nobody asks meanwhile, so no request is redirected.
@@ -64,7 +64,7 @@ fn idle_waiter_is_notified_by_the_new_node() {
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test measures with a clock of its own")]
 fn nodes_that_redirect_to_each_other_are_asked_seldom() {
-    if !Cluster::has_sharded_channels() {
+    if !RedisServer::has_sharded_channels() {
         // Such servers redirect no subscription.
         return;
     }
@@ -98,7 +98,7 @@ fn nodes_that_redirect_to_each_other_are_asked_for_the_map() {
     let (from, to) = cluster.begin_move(slot);
     from.cli(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &to.node_id()]);
     mgr.ping().unwrap();
-    let command = if Cluster::has_sharded_channels() { "cluster|slots" } else { "cluster" };
+    let command = if RedisServer::has_sharded_channels() { "cluster|slots" } else { "cluster" };
     let asked = || from.calls(command) + to.calls(command);
     let before = asked();
     let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
@@ -116,7 +116,7 @@ fn redirected_subscriptions(node: &RedisServer) -> u64 {
 }
 
 fn subscribers(node: &RedisServer) -> usize {
-    let channels = if Cluster::has_sharded_channels() { "SHARDCHANNELS" } else { "CHANNELS" };
+    let channels = if RedisServer::has_sharded_channels() { "SHARDCHANNELS" } else { "CHANNELS" };
     node.query::<Vec<String>>(&["PUBSUB", channels, "distlock:client:*"]).len()
 }
 
@@ -139,7 +139,7 @@ fn lock_is_kept_and_released_while_its_keys_are_on_two_nodes() {
     let releasing = std::thread::spawn(move || guard.release());
     let refused = || from.refusals("TRYAGAIN") + to.refusals("TRYAGAIN");
     eventually("it must try again", TEST_TIMEOUT, || {
-        !Cluster::has_sharded_channels() || refused() > 0
+        !RedisServer::has_sharded_channels() || refused() > 0
     });
     cluster.move_keys(slot, from, to, &[]);
     cluster.end_move(slot, from, to);
@@ -158,7 +158,7 @@ fn free_lock_is_acquired_while_its_slot_moves() {
     // Only the fence exists, so the script has keys at both nodes until the end.
     let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
     eventually("it must try again", TEST_TIMEOUT, || {
-        !Cluster::has_sharded_channels() || from.refusals("TRYAGAIN") > 0
+        !RedisServer::has_sharded_channels() || from.refusals("TRYAGAIN") > 0
     });
     cluster.move_keys(slot, from, to, &[]);
     cluster.end_move(slot, from, to);

@@ -19,7 +19,7 @@ fn listed_permissions_suffice_in_a_cluster() {
     let cluster = Cluster::start(2);
     let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetchannels", "-@all"];
     words.extend(LOCK_PERMISSIONS.into_iter().chain(CLUSTER).chain(["+info"]));
-    if Cluster::has_sharded_channels() {
+    if RedisServer::has_sharded_channels() {
         words.extend(SHARDED);
     }
     cluster.nodes.iter().for_each(|node| drop(node.cli(&words)));
@@ -50,7 +50,7 @@ fn listed_permissions_suffice_in_a_cluster() {
             .map(|e| format!("{e:?}"))
             .collect();
         // Before Redis 7, the library asks whether there are sharded channels, and need not know.
-        denied.retain(|entry| Cluster::has_sharded_channels() || !entry.contains("pubsub"));
+        denied.retain(|entry| RedisServer::has_sharded_channels() || !entry.contains("pubsub"));
         assert!(denied.is_empty(), "{denied:?}");
     }
 }

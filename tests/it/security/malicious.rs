@@ -8,10 +8,10 @@ use crate::faults::{LOCK, expect_renewals};
 use crate::{
     faults::network::unresponsive::expect_calls_to_return,
     helpers::{
-        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
-        config_long_timeouts, config_short_timeout, expect_loss, get, in_own_process, is_renewal,
-        manager, queue_key, queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter,
-        token_key, with_ttl,
+        CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_check_of_fence, await_gone,
+        completes_within, config_long_timeouts, config_short_timeout, expect_loss, get,
+        in_own_process, is_renewal, manager, queue_key, queue_length, server_behind_proxy,
+        spawn_call, spawn_queued_waiter, token_key, with_ttl,
     },
     security::limits::peak_memory,
     support::{
@@ -271,6 +271,7 @@ fn token_or_fence_of_another_type_keeps_the_queue() {
         queue.iter().for_each(|entry| drop(server.cli(&["RPUSH", &queue_key("x"), entry])));
         server.cli(&["DEL", key]);
         server.cli(&["HSET", key, "field", "precious"]);
+        await_check_of_fence(&server, &guard);
         guard.release().unwrap().unwrap_released();
         assert_eq!(get(&server, LOCK), None);
         assert_eq!(

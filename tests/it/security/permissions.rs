@@ -71,6 +71,19 @@ fn user_without_a_password_is_signed_in_as_itself() {
     assert!(at("default").ping().unwrap_err().is_refused());
 }
 
+/// Grants or takes the permissions to publish.
+pub(crate) fn permit_publishing(server: &RedisServer, is_permitted: bool) {
+    let sign = if is_permitted { "+" } else { "-" };
+    let commands = if RedisServer::has_sharded_channels() {
+        &["publish", "spublish"][..]
+    } else {
+        &["publish"]
+    };
+    for command in commands {
+        server.cli(&["ACL", "SETUSER", "default", &format!("{sign}{command}")]);
+    }
+}
+
 /// Does everything that the library does with a server; on failure, returns the name of the step.
 pub(crate) fn run_all(
     server: &RedisServer,
@@ -121,14 +134,19 @@ fn readme_lists_the_permissions() {
     assert_eq!(words, LOCK_PERMISSIONS);
     let more = after.split_once("\n\n").unwrap().1.split("\n\n").next().unwrap();
     let words: Vec<&str> = more.split('`').filter(|word| word.starts_with('+')).collect();
-    assert_eq!(words, [&list::INSPECT_PERMISSIONS[..], &list::NODE_PERMISSIONS].concat());
+    let further =
+        [&list::HAND_OVER_PERMISSIONS[..], &list::INSPECT_PERMISSIONS, &list::NODE_PERMISSIONS];
+    assert_eq!(words, further.concat());
 }
 
 /// Fault: F76
 #[test]
 fn listed_permissions_are_sufficient() {
     let server = RedisServer::start();
-    let mgr = user(&server, LOCK_PERMISSIONS.into_iter().chain(list::NODE_PERMISSIONS));
+    let hand_over =
+        list::HAND_OVER_PERMISSIONS.into_iter().filter(|_| RedisServer::has_sharded_channels());
+    let listed = LOCK_PERMISSIONS.into_iter().chain(list::NODE_PERMISSIONS).chain(hand_over);
+    let mgr = user(&server, listed);
     run_all(&server, &mgr).unwrap_or_else(|(step, error)| panic!("{step}: {error}"));
     let denied: Vec<redis::Value> = server.query(&["ACL", "LOG"]);
     assert!(denied.is_empty(), "{denied:?}");
@@ -297,7 +315,7 @@ fn publish_permission_missing_for_a_while_leaves_no_entry() {
                 waiting
             })
             .collect();
-        server.cli(&["ACL", "SETUSER", "default", "-publish"]);
+        permit_publishing(&server, false);
         guard.release().unwrap().unwrap_released();
         for _ in 0..restored_after {
             serving.recv_timeout(TEST_TIMEOUT).expect("waiters get it by polling");
@@ -305,9 +323,9 @@ fn publish_permission_missing_for_a_while_leaves_no_entry() {
         if restored_after == 5 {
             waiting.into_iter().for_each(|waiter| waiter.join().unwrap());
             assert_eq!(queue_length(&server, "x"), 0, "before the permission is restored");
-            server.cli(&["ACL", "SETUSER", "default", "+publish"]);
+            permit_publishing(&server, true);
         } else {
-            server.cli(&["ACL", "SETUSER", "default", "+publish"]);
+            permit_publishing(&server, true);
             waiting.into_iter().for_each(|waiter| waiter.join().unwrap());
         }
         assert_eq!(

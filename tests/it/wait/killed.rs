@@ -8,6 +8,7 @@ use crate::{
         owner, release, spawn_worker,
     },
     helpers::{CALL_LIMIT, queue_key, queue_length},
+    security::permissions::permit_publishing,
     support::{RedisServer, TEST_TIMEOUT, Worker, eventually},
 };
 
@@ -121,7 +122,7 @@ fn killed_waiter_expires_even_without_publish_permission() {
     lock(&mut holder, "x");
     lock_in_background(&server, &mut waiter, "x", 0);
     waiter.stop();
-    server.cli(&["ACL", "SETUSER", "default", "-publish"]);
+    permit_publishing(&server, false);
     assert_eq!(release(&mut holder, "x"), "Ok(Released)");
     assert_eq!(queue_length(&server, "x"), 1);
     kill_waiter(&server, &mut waiter);

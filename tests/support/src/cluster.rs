@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::redis_server::{RedisServer, version};
+use super::redis_server::RedisServer;
 use super::{TEST_TIMEOUT, eventually, eventually_some};
 
 /// Number of slots of every cluster.
@@ -84,11 +84,6 @@ impl Cluster {
     pub fn url(&self) -> String {
         let hosts: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
         format!("redis+cluster://{}", hosts.join(","))
-    }
-
-    /// Whether the nodes have sharded channels.
-    pub fn has_sharded_channels() -> bool {
-        version() >= (7, 0)
     }
 
     pub fn slot(&self, key: &str) -> u16 {

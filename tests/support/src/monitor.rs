@@ -41,6 +41,11 @@ impl Monitor {
         Self { stream, lines, reader: Some(reader) }
     }
 
+    /// The number of commands so far that contain this text.
+    pub fn count(&self, part: &str) -> usize {
+        self.lines().iter().filter(|line| line.contains(part)).count()
+    }
+
     pub fn lines(&self) -> Vec<String> {
         self.lines.0.lock().clone()
     }

@@ -172,6 +172,11 @@ impl RedisServer {
         Self::builder().start()
     }
 
+    /// Whether servers have sharded channels.
+    pub fn has_sharded_channels() -> bool {
+        version() >= (7, 0)
+    }
+
     pub fn builder() -> RedisServerBuilder {
         RedisServerBuilder::default()
     }

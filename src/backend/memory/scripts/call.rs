@@ -123,6 +123,14 @@ impl<'a> Call<'a> {
         Ok(token)
     }
 
+    /// Whether the time is the next token in a usual hand-over, which reads the fence only once in
+    /// ten seconds.
+    pub(super) fn rises_without_fence(&mut self, now: &[u8]) -> bool {
+        self.spent < now
+            && self.spent.get(..9) == now.get(..9)
+            && self.db.get(self.key(2)).is_ok_and(|last| last.is_none_or(|last| *last < *now))
+    }
+
     /// Deletes a lock that nobody waits for, and its token, which raises the fence.
     pub(super) fn free_lock(&mut self) -> StoreResult<()> {
         let (lock, key, fence) = (self.key(0), self.key(2), self.key(3));
@@ -192,10 +200,12 @@ impl<'a> Call<'a> {
 
     /// Adds the queue entry of an acquire, unless it is in the queue. `is_start` checks the first
     /// word of the entry, before the channel. Without `left`, reads it for the head of the queue.
+    /// With `is_heard`, does not ask whether the channel has a subscriber.
     pub(super) fn enqueue(
         &mut self,
         holder: &[u8],
         left: Option<i64>,
+        is_heard: bool,
         is_start: impl Fn(&[u8]) -> bool,
     ) -> StoreResult<Value> {
         let (nonce, mode, entry, queue) = (self.arg(0), self.arg(3), self.arg(4), self.key(1));
@@ -211,7 +221,7 @@ impl<'a> Call<'a> {
         };
         let mut parts = entry.splitn(3, |byte| *byte == b' ');
         let channel = parts.next().filter(|start| is_start(start)).and_then(|_| parts.next());
-        if self.channels.subscribers(channel.unwrap_or_default()) == 0 {
+        if !is_heard && self.channels.subscribers(channel.unwrap_or_default()) == 0 {
             state += 2;
         }
         if left != NOT_READ {

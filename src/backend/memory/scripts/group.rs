@@ -307,7 +307,7 @@ impl<'a> GroupCall<'a> {
         }
         if mode == b"join" || mode == b"look" {
             let reported = self.reported_holder()?;
-            return self.call.enqueue(&reported, Some(left), |start| !start.is_empty());
+            return self.call.enqueue(&reported, Some(left), false, |start| !start.is_empty());
         }
         if mode == b"leave" && self.call.db.lrem(queue, entry)? > 0 && self.is_held_by_group() {
             self.grant_next(b"", 0, b"")?;

@@ -25,6 +25,9 @@ pub(crate) enum AcquireMode {
     Try,
     /// Enters the queue, with the first request. The script calls this `join`.
     Enqueue,
+    /// As `Enqueue`, but does not report whether the channel of the entry has a subscriber, because
+    /// that is known. Only of a mutex.
+    EnqueueHeard,
     /// Stays in the queue, or enters it again. The script calls this `look`.
     Poll,
     /// Leaves the queue, with the last request.
@@ -98,6 +101,7 @@ impl Acquire<'_> {
         let mode: &[u8] = match self.mode {
             AcquireMode::Try => b"try",
             AcquireMode::Enqueue => b"join",
+            AcquireMode::EnqueueHeard => b"join-heard",
             AcquireMode::Poll => b"look",
             AcquireMode::Leave => b"leave",
         };

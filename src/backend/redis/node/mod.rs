@@ -12,6 +12,7 @@ mod examine_certificates;
 mod exchange;
 mod framed_socket;
 mod health;
+mod heard_subscription;
 mod pool;
 mod quarantine;
 mod redis_node;
@@ -30,6 +31,7 @@ pub(crate) use self::{
     declare_new::declare_new,
     exchange::{ExchangeLimits, exchange, exchange_all, exchange_within},
     framed_socket::LateReader,
+    heard_subscription::HeardSubscription,
     pool::{ConnectionPool, PooledConnections},
     quarantine::Voters,
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},

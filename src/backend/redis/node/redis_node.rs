@@ -14,6 +14,7 @@ use redis::Value;
 use super::{
     connection::{Connection, Handshake},
     health::{ConnectOutcome, HealthChange, NodeHealth},
+    heard_subscription::HeardSubscription,
     quarantine::{Eligibility, Voters},
     server_info::ServerInfo,
     url::Endpoint,
@@ -70,6 +71,8 @@ pub(crate) struct RedisNode {
     decides_alone: bool,
     /// After a restart or a failover, a server that decides alone grants nothing for a while.
     pub(crate) has_quarantine: bool,
+    /// Of the waiters of this server.
+    pub(crate) heard_subscription: HeardSubscription,
     /// Number of times that the node's server was replaced by another one.
     server_epoch: AtomicU64,
     /// Scripts that the server has run, as a bit mask. New connections need not send their text,
@@ -101,6 +104,7 @@ impl RedisNode {
             index: 0,
             decides_alone: true,
             has_quarantine: !quarantine.is_zero(),
+            heard_subscription: HeardSubscription::default(),
             server_epoch: AtomicU64::new(0),
             known_scripts: AtomicU32::new(0),
             spare: Mutex::new(None),
@@ -221,6 +225,7 @@ impl RedisNode {
         }
         let Some(handshake) = connected? else { return Ok(()) };
         let Handshake { clock_sample, server_info } = handshake;
+        self.heard_subscription.on_connection_opened();
         // The connection may lead to another server, with another clock.
         *self.clock_sample.lock() = Some(clock_sample);
         server_info.map_or(Ok(()), |info| self.check_server(connection, &info))

@@ -41,7 +41,8 @@ impl Subscriber {
         Subscriber { node, connection, timeout, last_message_at, pinged_at: None }
     }
 
-    /// Connects, and subscribes to one channel.
+    /// Connects, and subscribes to one channel, and to the sharded channel of the same name, if the
+    /// server has such.
     pub(crate) fn to_channel(
         node: &Arc<RedisNode>,
         channel: &str,
@@ -51,7 +52,10 @@ impl Subscriber {
         let mut connection = node.reserved_connection();
         node.connect(&mut connection, deadline)?;
         let mut subscriber = Subscriber::over(node.clone(), connection, timeout);
-        subscriber.send(&[b"SUBSCRIBE", channel.as_bytes()], deadline)?;
+        subscriber.connection.send(deadline, |out| {
+            write_command(out, &[b"SUBSCRIBE", channel.as_bytes()]);
+            write_command(out, &[b"SSUBSCRIBE", channel.as_bytes()]);
+        })?;
         let reply = subscriber.connection.receive(deadline)?;
         subscriber.check(&reply)?;
         match &reply {
@@ -61,6 +65,8 @@ impl Subscriber {
                 return Err(NodeError::protocol("its reply to SUBSCRIBE has an unexpected form"));
             }
         }
+        // The second reply is read with the messages. It is an error if the user may not, or if the
+        // server is older than Redis 7; then all messages come over the first channel.
         Ok(subscriber)
     }
 

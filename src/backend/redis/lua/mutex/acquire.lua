@@ -6,6 +6,7 @@
 --       9 TTL of the token key in ms, 10 protocol version
 --       mode    try: do not wait         join: enter the queue (first request)
 --               look: poll (later ones)  leave: leave the queue (last request)
+--               join-heard: as join; the server is known to have a subscriber for the entry
 --       repair  TTL to set if the holder's key has none; 0 for none
 -- Reply one string, which costs only one allocation:
 --       nonce held now token
@@ -35,6 +36,8 @@ local from = now > ARGV[8] and now or ARGV[8]
 
 -- A client that has waited before joins the queue with its first request. It usually finds the lock
 -- held, so read the holder first.
+local is_heard = mode == 'join-heard'
+if is_heard then mode = 'join' end
 local holder = mode == 'join' and redis.pcall('GET', KEYS[1])
 if type(holder) == 'string' and holder ~= id then
   local place = call('RPUSH', KEYS[2], entry) - 1
@@ -49,9 +52,12 @@ if type(holder) == 'string' and holder ~= id then
     end
     call('PEXPIRE', KEYS[2], '60000') -- as in notify.lua
   end
-  -- as has_subscriber() in notify.lua
-  local reply = redis.pcall('PUBSUB', 'NUMSUB', string.match(entry, '^%d+ (%S+)') or '')
-  local state = (not reply[2] or reply[2] > 0) and 1 or 3
+  local state = 1
+  if not is_heard then
+    -- as has_subscriber() in notify.lua
+    local reply = redis.pcall('PUBSUB', 'NUMSUB', string.match(entry, '^%d+ (%S+)') or '')
+    if reply[2] and reply[2] <= 0 then state = 3 end
+  end
   return nonce .. ' queued ' .. now .. ' ' .. left .. ' ' .. place .. ' ' .. state .. ' '
     .. string.sub(holder, 1, 512)
 end

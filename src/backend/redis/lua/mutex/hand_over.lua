@@ -9,29 +9,42 @@
 if type(waiter) == 'string' then
   local call, pcall, spent = redis.call, redis.pcall, ARGV[3]
   local px, channel, next_id = string.match(waiter, '^([1-9]%d*) (%S+) (.+)$')
-  local subscribers = next_id and #px < 16 and pcall('PUBSUB', 'NUMSUB', channel)
-  if subscribers and subscribers[2] and subscribers[2] > 0 then
+  if next_id and #px < 16 then
     local t = call('TIME')
     local now = string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6)
-    local fence = pcall('GET', KEYS[4])
+    -- The first hand-over of each ten seconds extends the TTL of the queue, and looks whether the
+    -- fence shows a newer protocol version: tokens are times. Otherwise the fence need not be read,
+    -- because the token of the holder exceeds what this lock has raised it to.
+    local is_first = string.sub(spent, 1, 9) ~= string.sub(now, 1, 9)
+    local fence = is_first and pcall('GET', KEYS[4])
     local is_above = not fence or type(fence) == 'string' and fence < now
     local token_ttl = px + 3600000 -- as in notify.lua
-    local last = is_above and spent < now and pcall('SET', KEYS[3], now, 'PX', token_ttl, 'GET')
+    local rises = is_above and spent < now
+    local last = rises and pcall('SET', KEYS[3], now, 'PX', token_ttl, 'GET')
     if type(last) == 'string' and last >= now then
       call('SET', KEYS[3], last, 'PX', token_ttl)
-    elseif type(last) == 'string' then
+    elseif rises and type(last) ~= 'table' then
+      -- as notify() in notify.lua
       local replicate = redis.set_repl
       if replicate then replicate(redis.REPL_NONE) end
       local message = now .. ' ' .. now .. ' ' .. px .. ' ' .. next_id
-      local receivers = pcall('PUBLISH', channel, message)
+      -- Waiters of a single server also subscribe to the sharded channel of the same name. Patterns
+      -- do not match it, so SPUBLISH counts only them, and nobody need be asked first. A cluster,
+      -- whose fences have longer names, would also send the message to other nodes. Servers before
+      -- Redis 7 have neither sharded channels nor a version number.
+      local is_sharded = KEYS[4] == 'distlock:fence' and redis.REDIS_VERSION_NUM and replicate
+      local receivers = is_sharded and pcall('SPUBLISH', channel, message)
+      if type(receivers) ~= 'number' or receivers == 0 then
+        local subscribers = pcall('PUBSUB', 'NUMSUB', channel)
+        receivers = subscribers[2] and subscribers[2] > 0 and pcall('PUBLISH', channel, message)
+      end
       if replicate then replicate(redis.REPL_ALL) end
       if type(receivers) == 'number' and receivers > 0 then
         call('SET', KEYS[1], next_id, 'PX', px)
-        if string.sub(spent, 1, 9) ~= string.sub(now, 1, 9) then
-          pcall('PEXPIRE', KEYS[2], '60000') -- as in notify.lua
-        end
+        if is_first then pcall('PEXPIRE', KEYS[2], '60000') end -- as in notify.lua
         return nonce .. ' released'
       end
+      if last then call('SET', KEYS[3], last, 'PX', token_ttl) else call('DEL', KEYS[3]) end
     end
   end
 end
