@@ -27,6 +27,11 @@ pub(crate) fn deadline_from_sent(sent: Moment, ttl: Duration) -> Moment {
     sent.saturating_add(ttl).saturating_sub(margin(ttl))
 }
 
+/// The time from which such a deadline counts.
+pub(crate) fn sent_from_deadline(deadline: Moment, ttl: Duration) -> Moment {
+    deadline.saturating_add(margin(ttl)).saturating_sub(ttl)
+}
+
 /// Deadline of a lock that was handed to a waiter, without a request.
 ///
 /// The grant message contains the server's time, which is mapped to the local clock through an

@@ -34,7 +34,7 @@ fn held() -> (Queues, LocalHold<Lock>) {
     else {
         panic!("nobody was there before")
     };
-    let hold = one.on_granted(clock::now().saturating_add(9 * HOUR));
+    let hold = one.on_granted(clock::now(), clock::now().saturating_add(9 * HOUR));
     (queues, hold)
 }
 

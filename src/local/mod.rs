@@ -240,15 +240,16 @@ impl<T: Send + 'static> LocalQueues<T> {
 }
 
 impl<T: Send + 'static> Representative<T> {
-    /// The server has granted the lock, whose lease ends at `deadline`.
-    pub(crate) fn on_granted(mut self, deadline: Moment) -> LocalHold<T> {
+    /// The server granted the lock at `since`, or later. Its lease ends at `deadline`.
+    pub(crate) fn on_granted(mut self, since: Moment, deadline: Moment) -> LocalHold<T> {
         self.is_ended = true;
         let queue_ref = self.queue_ref.clone();
-        let now = clock::now();
-        let window = queue_ref.queues.window.min(deadline.duration_since(now) / WINDOWS_PER_LEASE);
+        let window =
+            queue_ref.queues.window.min(deadline.duration_since(since) / WINDOWS_PER_LEASE);
         let number = HoldNumber(queue_ref.queues.shared.lock().next_number());
-        queue_ref
-            .decide(|queue| queue.on_granted(number, now.saturating_add(window), TOKENS_RESERVED));
+        queue_ref.decide(|queue| {
+            queue.on_granted(number, since.saturating_add(window), TOKENS_RESERVED)
+        });
         LocalHold { queue_ref, number: Some(number) }
     }
 
@@ -350,19 +351,40 @@ impl<T: Send + 'static> fmt::Debug for Shared<T> {
 mod tests {
     use super::*;
 
+    const WANTED: Wanted = Wanted {
+        terms: Terms { ttl: Duration::from_secs(30), renew: true, is_local: true },
+        max_hold: None,
+        release_in_background: false,
+    };
+
+    /// A grant message may arrive late. Processes that wait elsewhere wait from when it was sent.
+    #[test]
+    fn window_counts_from_the_grant() {
+        let window = Duration::from_secs(60);
+        let (lease_end, now) = (Moment::NEVER, clock::now().saturating_add(2 * window));
+        for (since, is_open) in [(now, true), (Moment::default(), false)] {
+            let queues = Arc::new(LocalQueues::<()>::new(window));
+            let (Turn::Represents(one), _) = queues.enter(&"x".into(), WANTED, now, None) else {
+                panic!("nobody held it before")
+            };
+            let _hold = one.on_granted(since, lease_end);
+            assert_eq!(queues.shared.lock().queues.len(), usize::from(is_open));
+        }
+    }
+
     /// A queue for each name that was ever locked would fill the memory.
     #[test]
     fn queues_of_locks_held_past_their_window_are_forgotten() {
-        let terms = Terms { ttl: Duration::from_secs(30), renew: true, is_local: true };
-        let wanted = Wanted { terms, max_hold: None, release_in_background: false };
         let window = Duration::from_millis(1);
         let queues = Arc::new(LocalQueues::<()>::new(window));
         let lease_end = clock::now().saturating_add(Duration::from_secs(3600));
         let mut holds = Vec::new();
         let mut hold_another = || {
             let lock: Arc<str> = holds.len().to_string().into();
-            match queues.enter(&lock, wanted, Moment::NEVER, None) {
-                (Turn::Represents(one), false) => holds.push(one.on_granted(lease_end)),
+            match queues.enter(&lock, WANTED, Moment::NEVER, None) {
+                (Turn::Represents(one), false) => {
+                    holds.push(one.on_granted(clock::now(), lease_end))
+                }
                 other => panic!("nobody held it before: {other:?}"),
             }
         };

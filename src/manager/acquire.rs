@@ -17,6 +17,7 @@ use crate::{
         kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
+        validity::sent_from_deadline,
     },
     error::{Action, LockError, Result},
     local::{LocalHold, Representative},
@@ -189,7 +190,9 @@ impl Manager {
             lease.keep_until = clock::now().saturating_add(params.hold_at_least);
         }
         let lease = Arc::new(lease);
-        let local = representative.map(|one| one.on_granted(lease.deadline()));
+        let granted_for = if plan.provisional { self.acquirer.claim_window } else { Duration::MAX };
+        let since = sent_from_deadline(lease.deadline(), granted_for.min(lease.claim.ttl));
+        let local = representative.map(|one| one.on_granted(since, lease.deadline()));
         let registration =
             self.renewer.register(&lease, plan).inspect(|_| self.backend.on_registered(&lease));
         Registered { lease, registration, plan, local, waited, contended }

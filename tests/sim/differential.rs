@@ -260,6 +260,9 @@ impl Pair {
         let waiters = [self.entry(), self.entry()].map(String::into_bytes);
         self.put(KEYS[0], number("one"));
         self.put(KEYS[1], Some(Data::List(waiters.into())));
+        // Most of these are of the same ten seconds as the hand-over, which then reads no fence.
+        let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut self.real).unwrap();
+        let recent = ((seconds - 1) * 1_000_000).to_string();
         for key in [KEYS[2], KEYS[6]] {
             let data = match self.rng.u32(..8) {
                 0 => None,
@@ -267,21 +270,14 @@ impl Pair {
                 2 => number("abc"),
                 3 => number("v2 12"),
                 4 => Some(Data::List([b"one".to_vec()].into())),
+                5 => number(&recent),
                 _ => number("1700000000000000"),
             };
             self.put(key, data);
         }
-        let token = match self.rng.u32(..4) {
-            0 => "1800000000000000".to_owned(),
-            1 | 2 => "1700000000000000".to_owned(),
-            // Most of these are of the same ten seconds as the hand-over.
-            _ => {
-                let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut self.real).unwrap();
-                format!("{}", (seconds - 1) * 1_000_000)
-            }
-        };
+        let token = if self.rng.u32(..4) == 0 { "1800000000000000" } else { "1700000000000000" };
         let keys = [&KEYS[..3], &KEYS[6..7]].concat();
-        let args = ["1", "one", &token, "1"];
+        let args = ["1", "one", token, "1"];
         words(&[&["EVAL", Script::Release.text(), "4"], &keys[..], &args].concat())
     }
 

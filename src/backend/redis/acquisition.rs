@@ -93,22 +93,21 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
     }
 
     fn mode(&self, asking: Asking, is_subscribed: bool) -> AcquireMode {
-        let is_heard = is_subscribed && self.request.claim.kind == LockKind::Mutex;
+        let is_mutex = self.request.claim.kind == LockKind::Mutex;
         match asking {
             Asking::Last if self.may_be_queued => AcquireMode::Leave,
             Asking::Last | Asking::Try => AcquireMode::Try,
             Asking::Queue if self.queue_requested => AcquireMode::Poll,
-            Asking::Queue
-                if is_heard
-                    && self
-                        .server
-                        .heard_subscription()
-                        .is_some_and(HeardSubscription::is_known) =>
-            {
+            Asking::Queue if is_mutex && is_subscribed && self.is_heard() => {
                 AcquireMode::EnqueueHeard
             }
             Asking::Queue => AcquireMode::Enqueue,
         }
+    }
+
+    /// Whether the server is known to have our subscription.
+    fn is_heard(&self) -> bool {
+        self.server.heard_subscription().is_some_and(|heard| heard.is_known(clock::now()))
     }
 
     fn exchange(&mut self, mode: AcquireMode) -> Result<Exchange<AcquireReply>, NodeError> {
@@ -131,14 +130,15 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             token_min: 0,
             is_token_decided: false,
         };
-        let connections_opened = self.server.heard_subscription().map(HeardSubscription::opened);
+        let heard = self.server.heard_subscription();
+        let connections_opened = heard.map(HeardSubscription::connections_opened);
         let result = self.server.acquire(&request, deadline);
         if checks_subscription
-            && let Ok(Exchange { reply: AcquireReply::Queued { no_subscriber, .. }, .. }) = &result
-            && let (Some(heard), Some(opened)) =
-                (self.server.heard_subscription(), connections_opened)
+            && let Ok(Exchange { sent, reply: AcquireReply::Queued { no_subscriber, .. } }) =
+                &result
+            && let (Some(heard), Some(opened)) = (heard, connections_opened)
         {
-            heard.record(opened, !no_subscriber);
+            heard.record(*sent, opened, !no_subscriber);
         }
         if let (Some(yielding), Ok(exchange)) = (self.server.yielding(), &result)
             && let Some(holder) = exchange.reply.holder()
@@ -183,7 +183,16 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
 impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
     fn ask(&mut self, asking: Asking, place: Option<QueuePlace>) -> Answer {
         let mode = self.mode(asking, place.is_some());
-        let Exchange { sent, reply } = match self.exchange(mode) {
+        let (mut mode, mut result) = (mode, self.exchange(mode));
+        if mode == AcquireMode::EnqueueHeard
+            && matches!(&result, Ok(Exchange { reply: AcquireReply::Queued { .. }, .. }))
+            && !self.is_heard()
+        {
+            // The request was the first one over its connection.
+            mode = AcquireMode::Poll;
+            result = self.exchange(mode);
+        }
+        let Exchange { sent, reply } = match result {
             Ok(exchange) => exchange,
             Err(failure) => return Answer::Failed(BackendError::Node(failure)),
         };
@@ -249,5 +258,81 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
         let in_flight_until = self.broken_until;
         (self.may_hold || clock::now() < in_flight_until)
             .then(|| Residue::new(NodeSet::single(0), &self.entry_left(), in_flight_until))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::core::{claim::Claim, holder::Holder, id::generate_lock_id, key::LockKey};
+
+    /// A server that queues each waiter, and sends its first reply over a new connection.
+    #[derive(Default)]
+    struct Moved {
+        heard: HeardSubscription,
+        modes: RefCell<Vec<AcquireMode>>,
+    }
+
+    impl ClaimServer for &Moved {
+        fn acquire(
+            &self,
+            request: &Acquire<'_>,
+            _: Moment,
+        ) -> Result<Exchange<AcquireReply>, NodeError> {
+            if self.modes.borrow().is_empty() {
+                self.heard.on_connection_opened();
+            }
+            self.modes.borrow_mut().push(request.mode);
+            let reply = AcquireReply::Queued {
+                now_us: 1,
+                holder: Holder::from_report(b"other", 1_000, 0, 0, 1),
+                position: 0,
+                newly_queued: self.modes.borrow().len() == 1,
+                no_subscriber: request.mode == AcquireMode::Poll,
+            };
+            Ok(Exchange { sent: clock::now(), reply })
+        }
+
+        fn clock_sample(&self, _: u64) -> Option<ClockSample> {
+            None
+        }
+
+        fn heard_subscription(&self) -> Option<&HeardSubscription> {
+            Some(&self.heard)
+        }
+    }
+
+    /// The new connection may lead to another server, which does not have the subscription.
+    #[test]
+    fn waiter_asks_again_if_its_first_request_opens_a_connection() {
+        let server = Moved::default();
+        server.heard.record(clock::now(), server.heard.connections_opened(), true);
+        let claim = Claim {
+            key: LockKey::new("lock:", "x").unwrap(),
+            id: generate_lock_id(),
+            ttl: Duration::from_secs(9),
+            kind: LockKind::Mutex,
+            token: 0,
+        };
+        let request = AcquireRequest {
+            claim: &claim,
+            channel: "distlock:client:x",
+            claim_window: Duration::from_secs(1),
+            repair_ttl_ms: 0,
+            wait_deadline: Moment::NEVER,
+            call_deadline: Moment::NEVER,
+            cancel: None,
+            places: None,
+        };
+        let mut acquisition = RedisAcquisition::on(&server, Duration::from_secs(1), request);
+        let answer = acquisition.ask(Asking::Queue, Some(PLACE));
+        assert_eq!(*server.modes.borrow(), [AcquireMode::EnqueueHeard, AcquireMode::Poll]);
+        let Answer::Contended(Contention { next: NextStep::AwaitGrant(report), .. }) = answer
+        else {
+            panic!("it was not queued")
+        };
+        assert!(report.no_subscriber && !report.was_lost);
     }
 }

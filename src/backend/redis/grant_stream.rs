@@ -94,7 +94,13 @@ impl GrantStream for RedisGrantStream {
                 }
                 Ok(None)
             }
-            PubSubMessage::NotAMessage => Ok(None),
+            PubSubMessage::NotAMessage => {
+                if let Value::ServerError(error) = &value {
+                    let label = self.label();
+                    log_safely!(debug, "no sharded channel at {label}: {}", error.code());
+                }
+                Ok(None)
+            }
         }
     }
 }

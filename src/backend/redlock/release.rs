@@ -1,12 +1,14 @@
 //! Releasing a lock on all nodes, with a second request where the first reply is lost.
 
+use std::io;
+
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, responses::Responses};
 use crate::{
     backend::{
         ReleaseReport,
         error::BackendError,
         redis::{
-            Exchange, NodeError, NodeErrorKind, Urgency,
+            Exchange, NodeError, Urgency,
             group_requests::release_any_kind,
             requests_and_replies::{Release, ReleaseReply},
         },
@@ -159,9 +161,9 @@ impl Redlock {
 
     /// There was no time to send the release.
     fn no_turn(&self) -> ReleaseOutcome {
-        let late = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
+        let not_sent = NodeError::not_sent(io::ErrorKind::TimedOut.into());
         ReleaseOutcome {
-            result: Err(BackendError::Node(late)),
+            result: Err(BackendError::Node(not_sent)),
             unconfirmed: self.all_nodes(),
             unacknowledged: PendingAcks::new(),
             released_on: NodeSet::EMPTY,

@@ -132,8 +132,8 @@ fn readme_lists_the_permissions() {
     let (line, after) = line.split_once("```").unwrap();
     let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "-@all").collect();
     assert_eq!(words, LOCK_PERMISSIONS);
-    let more = after.split_once("\n\n").unwrap().1.split("\n\n").next().unwrap();
-    let words: Vec<&str> = more.split('`').filter(|word| word.starts_with('+')).collect();
+    let more = after.split("\n\n").skip(1).take(2).flat_map(|paragraph| paragraph.split('`'));
+    let words: Vec<&str> = more.filter(|word| word.starts_with('+')).collect();
     let further =
         [&list::HAND_OVER_PERMISSIONS[..], &list::INSPECT_PERMISSIONS, &list::NODE_PERMISSIONS];
     assert_eq!(words, further.concat());

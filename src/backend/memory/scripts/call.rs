@@ -126,9 +126,8 @@ impl<'a> Call<'a> {
     /// Whether the time is the next token in a usual hand-over, which reads the fence only once in
     /// ten seconds.
     pub(super) fn rises_without_fence(&mut self, now: &[u8]) -> bool {
-        self.spent < now
-            && self.spent.get(..9) == now.get(..9)
-            && self.db.get(self.key(2)).is_ok_and(|last| last.is_none_or(|last| *last < *now))
+        let is_usual = |last: &[u8]| last < now && last.get(..9) == now.get(..9);
+        self.spent < now && matches!(self.db.get(self.key(2)), Ok(Some(last)) if is_usual(&last))
     }
 
     /// Deletes a lock that nobody waits for, and its token, which raises the fence.

@@ -14,8 +14,8 @@
 --             for try and leave; token is the last one given
 --       nonce queued now pttl position state holder
 --             for join and look; state is the sum of 1 if this request entered the queue,
---             and 2 if the entry's channel has no subscriber here; pttl is -3 if this request
---             entered the queue behind others
+--             and 2 if the entry's channel has no subscriber here, which join-heard need not
+--             report; pttl is -3 if this request entered the queue behind others
 --       nonce type now
 --             the key is not a lock
 --       nonce late now

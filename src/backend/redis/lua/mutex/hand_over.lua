@@ -1,29 +1,30 @@
 -- The usual hand-over: the first waiter has a subscriber, and the server's clock is ahead of the
--- fence and of the token. Follows the usual case of release.lua, and defines no functions either.
--- Whatever is unusual is left to release_contended.lua: then `waiter` has been removed from the
--- queue, and nothing else has changed. grant_next() in grant.lua does the same for all cases.
+-- last token. Follows the usual case of release.lua, and defines no functions either. Whatever is
+-- unusual is left to release_contended.lua: then `waiter` has been removed from the queue, the
+-- token has another TTL, and nothing else has changed. grant_next() in grant.lua does the same for
+-- all cases.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
 -- ARGV  as for release.lua
 -- Reply as for release.lua
 
 if type(waiter) == 'string' then
-  local call, pcall, spent = redis.call, redis.pcall, ARGV[3]
+  local call, pcall = redis.call, redis.pcall
   local px, channel, next_id = string.match(waiter, '^([1-9]%d*) (%S+) (.+)$')
+  local now = ''
   if next_id and #px < 16 then
     local t = call('TIME')
-    local now = string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6)
-    -- The first hand-over of each ten seconds extends the TTL of the queue, and looks whether the
-    -- fence shows a newer protocol version: tokens are times. Otherwise the fence need not be read,
-    -- because the token of the holder exceeds what this lock has raised it to.
-    local is_first = string.sub(spent, 1, 9) ~= string.sub(now, 1, 9)
-    local fence = is_first and pcall('GET', KEYS[4])
-    local is_above = not fence or type(fence) == 'string' and fence < now
+    now = string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6)
+  end
+  if ARGV[3] < now then
     local token_ttl = px + 3600000 -- as in notify.lua
-    local rises = is_above and spent < now
-    local last = rises and pcall('SET', KEYS[3], now, 'PX', token_ttl, 'GET')
-    if type(last) == 'string' and last >= now then
-      call('SET', KEYS[3], last, 'PX', token_ttl)
-    elseif rises and type(last) ~= 'table' then
+    local last = pcall('SET', KEYS[3], now, 'PX', token_ttl, 'GET')
+    local rises = not last or type(last) == 'string' and last < now
+    -- The first grant of each ten seconds extends the TTL of the queue, and looks whether the fence
+    -- shows a newer protocol version: tokens are times. Otherwise the fence need not be read,
+    -- because the token of the holder exceeds what this lock has raised it to.
+    local is_first = not last or rises and string.sub(last, 1, 9) ~= string.sub(now, 1, 9)
+    local fence = is_first and pcall('GET', KEYS[4])
+    if rises and (not fence or type(fence) == 'string' and fence < now) then
       -- as notify() in notify.lua
       local replicate = redis.set_repl
       if replicate then replicate(redis.REPL_NONE) end
@@ -44,7 +45,11 @@ if type(waiter) == 'string' then
         if is_first then pcall('PEXPIRE', KEYS[2], '60000') end -- as in notify.lua
         return nonce .. ' released'
       end
-      if last then call('SET', KEYS[3], last, 'PX', token_ttl) else call('DEL', KEYS[3]) end
+    end
+    if not last then
+      call('DEL', KEYS[3])
+    elseif type(last) == 'string' then
+      call('SET', KEYS[3], last, 'PX', token_ttl)
     end
   end
 end
