@@ -182,8 +182,8 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
 
 impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
     fn ask(&mut self, asking: Asking, place: Option<QueuePlace>) -> Answer {
-        let mode = self.mode(asking, place.is_some());
-        let (mut mode, mut result) = (mode, self.exchange(mode));
+        let mut mode = self.mode(asking, place.is_some());
+        let mut result = self.exchange(mode);
         if mode == AcquireMode::EnqueueHeard
             && matches!(&result, Ok(Exchange { reply: AcquireReply::Queued { .. }, .. }))
             && !self.is_heard()
@@ -305,6 +305,9 @@ mod tests {
     }
 
     /// The new connection may lead to another server, which does not have the subscription.
+    ///
+    /// Fault: N32
+    /// Promise: P4
     #[test]
     fn waiter_asks_again_if_its_first_request_opens_a_connection() {
         let server = Moved::default();
