@@ -188,7 +188,7 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
             && matches!(&result, Ok(Exchange { reply: AcquireReply::Queued { .. }, .. }))
             && !self.is_heard()
         {
-            // The request was the first one over its connection.
+            // Usually because the request has opened its connection, perhaps to another server.
             mode = AcquireMode::Poll;
             result = self.exchange(mode);
         }
