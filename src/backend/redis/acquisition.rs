@@ -309,7 +309,7 @@ mod tests {
     /// Fault: N32
     /// Promise: P4
     #[test]
-    fn waiter_asks_again_if_its_first_request_opens_a_connection() {
+    fn waiter_asks_again_over_a_new_connection() {
         let server = Moved::default();
         server.heard.record(clock::now(), server.heard.connections_opened(), true);
         let claim = Claim {
