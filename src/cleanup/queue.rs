@@ -295,6 +295,7 @@ mod tests {
         let (token, votes, nodes) = (FencingToken(1), NodeDeadlines::new(1), NodeSet::single(0));
         let grant = Grant {
             token,
+            since: at(0),
             node_deadlines: votes,
             provisional: false,
             in_flight: late,

@@ -10,6 +10,7 @@ use crate::{
         kind::LockKind,
         quorum::{NodeDeadlines, NodeSet},
         token::FencingToken,
+        validity::deadline_from_sent,
     },
     sys::clock::Moment,
 };
@@ -44,6 +45,8 @@ pub(crate) fn whole_ms(ttl: Duration) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) token: FencingToken,
+    /// No server granted the lock before. Of a lock that was passed on, when its hold began.
+    pub(crate) since: Moment,
     /// Deadline of the lock on each node.
     pub(crate) node_deadlines: NodeDeadlines,
     /// At least one node granted the lock for the claim window only, so it must be confirmed soon.
@@ -172,14 +175,20 @@ impl Residue {
 }
 
 impl Grant {
-    /// What a server that decides alone has granted until `deadline`. Requests whose connection
-    /// broke can still be applied until `broken_until`.
-    pub(crate) fn of_one_server(token: u64, deadline: Moment, broken_until: Moment) -> Grant {
+    /// What a server that decides alone has granted for `ttl` from `since` on. Requests whose
+    /// connection broke can still be applied until `broken_until`.
+    pub(crate) fn of_one_server(
+        token: u64,
+        since: Moment,
+        ttl: Duration,
+        broken_until: Moment,
+    ) -> Grant {
         let mut node_deadlines = NodeDeadlines::new(1);
-        node_deadlines.confirm(0, deadline);
+        node_deadlines.confirm(0, deadline_from_sent(since, ttl));
         let unanswered = NodeSet::EMPTY;
         Grant {
             token: FencingToken(token),
+            since,
             node_deadlines,
             provisional: false,
             in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },

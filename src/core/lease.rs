@@ -120,6 +120,7 @@ impl Lease {
     pub(crate) fn granted_until(&self, node_deadlines: NodeDeadlines) -> Grant {
         Grant {
             token: self.token(),
+            since: self.held_since,
             node_deadlines,
             provisional: false,
             in_flight: self.in_flight,

@@ -27,24 +27,15 @@ pub(crate) fn deadline_from_sent(sent: Moment, ttl: Duration) -> Moment {
     sent.saturating_add(ttl).saturating_sub(margin(ttl))
 }
 
-/// The time from which such a deadline counts.
-pub(crate) fn sent_from_deadline(deadline: Moment, ttl: Duration) -> Moment {
-    deadline.saturating_add(margin(ttl)).saturating_sub(ttl)
-}
-
-/// Deadline of a lock that was handed to a waiter, without a request.
+/// The earliest time at which a server can have granted a lock to a waiter, without a request. The
+/// lease counts from then.
 ///
 /// The grant message contains the server's time, which is mapped to the local clock through an
 /// earlier exchange with that server. A message that lay unread in a socket buffer is thus
 /// recognized as old. `now` is an upper bound, because a grant cannot come from the future: a
 /// server clock that jumps forward cannot extend the lease.
-pub(crate) fn deadline_from_grant(
-    reading: &ClockSample,
-    granted_at_us: u64,
-    px: Duration,
-    now: Moment,
-) -> Moment {
-    deadline_from_sent(reading.local_lower_bound(granted_at_us).min(now), px)
+pub(crate) fn time_of_grant(reading: &ClockSample, granted_at_us: u64, now: Moment) -> Moment {
+    reading.local_lower_bound(granted_at_us).min(now)
 }
 
 /// Minimum request timeout, because a third of a short lease would be too little.
@@ -92,20 +83,17 @@ mod tests {
         let reading = ClockSample::new(at(10_000), at(10_001), 500_000_000);
         // Granted two seconds before the sample was taken, to an earlier queue entry of this
         // waiter.
-        assert!(deadline_from_grant(&reading, 498_000_000, SECOND, at(10_500)) < at(9_000));
+        assert!(time_of_grant(&reading, 498_000_000, at(10_500)) < at(8_010));
         // Granted 100 ms after the sample.
-        let deadline = deadline_from_grant(&reading, 500_100_000, SECOND, at(10_101));
-        assert!(deadline > at(11_080) && deadline < at(11_100), "{deadline:?}");
+        let granted = time_of_grant(&reading, 500_100_000, at(10_101));
+        assert!(granted > at(10_092) && granted <= at(10_100), "{granted:?}");
     }
 
     #[test]
     fn server_clock_jump_cannot_extend_a_grant() {
         let reading = ClockSample::new(at(10_000), at(10_001), 500_000_000);
         let hour_us = 3_600_000_000;
-        assert_eq!(
-            deadline_from_grant(&reading, 500_000_000 + hour_us, SECOND, at(10_101)),
-            deadline_from_sent(at(10_101), SECOND)
-        );
+        assert_eq!(time_of_grant(&reading, 500_000_000 + hour_us, at(10_101)), at(10_101));
     }
 
     #[test]
@@ -138,9 +126,9 @@ mod tests {
             let truth = Moment::from_nanos(truth_ns as u64);
             let now = truth.saturating_add(Duration::from_millis(read_late_ms));
             let granted_at_us = server_us.checked_add_signed(granted_after_us).unwrap();
-            let believed =
-                deadline_from_grant(&reading, granted_at_us, Duration::from_millis(px_ms), now);
-            prop_assert!(believed < truth.saturating_add(Duration::from_millis(px_ms)));
+            let px = Duration::from_millis(px_ms);
+            let believed = deadline_from_sent(time_of_grant(&reading, granted_at_us, now), px);
+            prop_assert!(believed < truth.saturating_add(px));
         }
     }
 }

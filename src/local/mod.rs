@@ -240,11 +240,10 @@ impl<T: Send + 'static> LocalQueues<T> {
 }
 
 impl<T: Send + 'static> Representative<T> {
-    /// The server granted the lock at `since`. Its lease ends at `deadline`. Over several nodes,
-    /// the two may be of different nodes, and `since` in the future, which counts as now.
+    /// The servers granted the lock at `since`. Its lease ends at `deadline`.
     pub(crate) fn on_granted(mut self, since: Moment, deadline: Moment) -> LocalHold<T> {
         self.is_ended = true;
-        let (queue_ref, since) = (self.queue_ref.clone(), since.min(clock::now()));
+        let queue_ref = self.queue_ref.clone();
         let window =
             queue_ref.queues.window.min(deadline.duration_since(since) / WINDOWS_PER_LEASE);
         let number = HoldNumber(queue_ref.queues.shared.lock().next_number());
@@ -363,7 +362,7 @@ mod tests {
     fn window_counts_from_the_grant() {
         let window = Duration::from_secs(60);
         let (lease_end, now) = (Moment::NEVER, clock::now().saturating_add(2 * window));
-        for (since, is_open) in [(now, true), (Moment::NEVER, true), (Moment::default(), false)] {
+        for (since, is_open) in [(clock::now(), true), (Moment::default(), false)] {
             let queues = Arc::new(LocalQueues::<()>::new(window));
             let (Turn::Represents(one), _) = queues.enter(&"x".into(), WANTED, now, None) else {
                 panic!("nobody held it before")

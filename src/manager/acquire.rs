@@ -17,7 +17,6 @@ use crate::{
         kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
-        validity::sent_from_deadline,
     },
     error::{Action, LockError, Result},
     local::{LocalHold, Representative},
@@ -183,6 +182,7 @@ impl Manager {
                 .max_hold
                 .map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
         };
+        let granted_at = grant.since;
         let mut lease = Lease::new(claim, grant, clock::now());
         lease.is_released_in_background = params.release_in_background;
         if is_kept {
@@ -190,9 +190,7 @@ impl Manager {
             lease.keep_until = clock::now().saturating_add(params.hold_at_least);
         }
         let lease = Arc::new(lease);
-        let granted_for = if plan.provisional { self.acquirer.claim_window } else { Duration::MAX };
-        let since = sent_from_deadline(lease.deadline(), granted_for.min(lease.claim.ttl));
-        let local = representative.map(|one| one.on_granted(since, lease.deadline()));
+        let local = representative.map(|one| one.on_granted(granted_at, lease.deadline()));
         let registration =
             self.renewer.register(&lease, plan).inspect(|_| self.backend.on_registered(&lease));
         Registered { lease, registration, plan, local, waited, contended }

@@ -33,6 +33,7 @@ fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {
     let may_hold = NodeSet::single(0);
     let grant = Grant {
         token: FencingToken(1),
+        since: Moment::default(),
         node_deadlines,
         provisional: false,
         in_flight,

@@ -25,7 +25,7 @@ use crate::{
         cancel::CancelRegistration,
         claim::{Grant, GrantNotice, Residue},
         holder::Holder,
-        validity::{deadline_from_sent, request_timeout},
+        validity::request_timeout,
     },
     sys::{
         clock::{self, Moment},
@@ -219,14 +219,14 @@ impl<'a> MySqlAcquisition<'a> {
         token: u64,
     ) -> Result<Grant, NodeError> {
         let claim = self.request.claim;
-        let deadline = deadline_from_sent(sent, lease);
-        if deadline <= clock::now() {
+        let grant = Grant::of_one_server(token, sent, lease, clock::now());
+        if grant.deadline() <= clock::now() {
             // Without the session, the server rolls back.
             return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
         }
         session.bear_silence(claim.ttl);
         self.database.held.insert(claim.id.as_str(), session);
-        Ok(Grant::of_one_server(token, deadline, clock::now()))
+        Ok(grant)
     }
 
     fn not_granted(

@@ -47,9 +47,8 @@ pub(crate) fn acquire_all_on_one_server(
     let residue = || Residue::new(NodeSet::single(0), "", broken_until);
     let outcome = match result {
         Ok(Exchange { sent, reply: AcquireAllReply::Held { tokens, .. } }) => {
-            let until = deadline_from_sent(sent, ttl);
-            if until > clock::now() {
-                let grant = |token| Grant::of_one_server(token, until, broken_until);
+            if deadline_from_sent(sent, ttl) > clock::now() {
+                let grant = |token| Grant::of_one_server(token, sent, ttl, broken_until);
                 let grants = tokens.into_iter().map(grant).collect();
                 return AllAnswer { outcome: AllOutcome::Granted(grants), residue: None };
             }

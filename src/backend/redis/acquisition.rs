@@ -17,9 +17,7 @@ use crate::{
         clock_sample::ClockSample,
         kind::LockKind,
         quorum::NodeSet,
-        validity::{
-            deadline_from_grant, deadline_from_sent, needs_immediate_confirmation, request_timeout,
-        },
+        validity::{needs_immediate_confirmation, request_timeout, time_of_grant},
     },
     sys::clock::{self, Moment},
 };
@@ -157,20 +155,19 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
 
     fn on_held(&mut self, sent: Moment, token: u64) -> Answer {
         self.may_hold = true;
-        let deadline = deadline_from_sent(sent, self.request.claim.ttl);
-        if deadline <= clock::now() {
+        let grant = self.grant(token, sent, self.request.claim.ttl);
+        if grant.deadline() <= clock::now() {
             // The reply took longer than the lease. Asking again restores the full lease if the
             // lock is still ours.
             let late = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
             return Answer::Failed(BackendError::Node(late));
         }
         self.may_be_queued = false;
-        Answer::Granted(self.grant(token, deadline, false))
+        Answer::Granted(Grant { queue_entry: self.entry_left(), ..grant })
     }
 
-    fn grant(&self, token: u64, deadline: Moment, provisional: bool) -> Grant {
-        let grant = Grant::of_one_server(token, deadline, self.broken_until);
-        Grant { provisional, queue_entry: self.entry_left(), ..grant }
+    fn grant(&self, token: u64, since: Moment, ttl: Duration) -> Grant {
+        Grant::of_one_server(token, since, ttl, self.broken_until)
     }
 
     /// The queue entry, if the server may still have it or a late request may add it; or empty.
@@ -239,8 +236,9 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
         let granted_for = Duration::from_millis(notice.px_ms).min(self.request.claim_window);
         let now = clock::now();
         let clock_sample = self.server.clock_sample(notice.server)?;
-        let deadline = deadline_from_grant(&clock_sample, notice.granted_at_us, granted_for, now);
-        let left = deadline.duration_since(now);
+        let since = time_of_grant(&clock_sample, notice.granted_at_us, now);
+        let grant = self.grant(notice.token, since, granted_for);
+        let left = grant.deadline().duration_since(now);
         if notice.granted_at_us < self.queued_at_us || left < granted_for / 4 {
             log_safely!(debug, "a grant of {:?} arrived too late to be used", claim.key);
             return None;
@@ -251,7 +249,7 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
             return None;
         }
         self.may_be_queued = false;
-        Some(self.grant(notice.token, deadline, true))
+        Some(Grant { provisional: true, queue_entry: self.entry_left(), ..grant })
     }
 
     fn residue(&self) -> Option<Residue> {

@@ -11,7 +11,6 @@ use crate::{
         id::LockId,
         lock_lost::LockLost,
         quorum::NodeSet,
-        validity::deadline_from_sent,
     },
     sys::clock::{self, Moment},
 };
@@ -41,8 +40,7 @@ pub(crate) fn adopt_on_one_server(
     }
     let result = match result {
         Ok(Exchange { sent, reply: AdoptReply::Held { token, .. } }) => {
-            let valid_until = deadline_from_sent(sent, claim.ttl);
-            Ok(Passed::To(Grant::of_one_server(token, valid_until, broken_until)))
+            Ok(Passed::To(Grant::of_one_server(token, sent, claim.ttl, broken_until)))
         }
         Ok(Exchange { reply: AdoptReply::Gone, .. }) => Ok(Passed::Lost(LockLost::Gone)),
         Ok(Exchange { reply: AdoptReply::HeldByOther(by), .. }) => {

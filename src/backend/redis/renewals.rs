@@ -230,7 +230,7 @@ mod tests {
         for kind in [LockKind::Mutex, LockKind::Read] {
             let key = LockKey::new("", "x").unwrap();
             let claim = Claim { key, id: generate_lock_id(), ttl: short, kind, token: 0 };
-            let grant = Grant::of_one_server(1, now.saturating_add(short), now);
+            let grant = Grant::of_one_server(1, now, short, now);
             let lease = Arc::new(Lease::new(claim, grant, now));
             let sent = now.saturating_add(Duration::from_secs(5));
             let report = renew_on_one_server(&[&lease], 100, clock::now(), |requests| {

@@ -311,7 +311,7 @@ impl<'a> QuorumAcquisition<'a> {
                     let queue_node = NodeSet::single(self.queue_node);
                     self.footprint.queued_on = self.footprint.queued_on.difference(queue_node);
                 }
-                Answer::Granted(self.grant(token, deadlines, claim_window_only))
+                Answer::Granted(self.grant(token, first_sent, deadlines, claim_window_only))
             }
             Err(highest) => {
                 self.token_min = Some(highest);
@@ -325,11 +325,18 @@ impl<'a> QuorumAcquisition<'a> {
         }
     }
 
-    fn grant(&self, token: u64, node_deadlines: NodeDeadlines, provisional: bool) -> Grant {
+    fn grant(
+        &self,
+        token: u64,
+        since: Moment,
+        node_deadlines: NodeDeadlines,
+        provisional: bool,
+    ) -> Grant {
         let may_be_left = !self.footprint.queued_on.is_empty()
             || clock::now() < self.footprint.in_flight.broken_until;
         Grant {
             token: FencingToken(token),
+            since,
             node_deadlines,
             provisional,
             in_flight: self.footprint.in_flight,

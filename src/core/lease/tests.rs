@@ -23,6 +23,7 @@ fn lease(deadline: u64) -> Lease {
         InFlight { broken_until: at(0), unanswered: NodeSet::EMPTY, unanswered_until: at(0) };
     let grant = Grant {
         token: FencingToken(1),
+        since: Moment::default(),
         node_deadlines: votes,
         provisional: false,
         in_flight: late,

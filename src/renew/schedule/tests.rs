@@ -29,6 +29,7 @@ pub(in crate::renew) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         InFlight { broken_until: at(0), unanswered: NodeSet::EMPTY, unanswered_until: at(0) };
     let grant = Grant {
         token: FencingToken(1),
+        since: Moment::default(),
         node_deadlines: votes,
         provisional: false,
         in_flight: late,

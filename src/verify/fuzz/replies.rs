@@ -27,7 +27,7 @@ use crate::{
         holder::Holder,
         key::LockKey,
         kind::LockKind,
-        validity::{deadline_from_grant, deadline_from_sent},
+        validity::{deadline_from_sent, time_of_grant},
     },
     sys::clock::Moment,
 };
@@ -265,7 +265,7 @@ fn grants() {
         assert!(payload.ends_with(id.as_bytes()));
         // Whatever time the message claims, the deadline is limited by the time of its receipt.
         let px = Duration::from_millis(news.px_ms).min(Duration::from_secs(10));
-        let deadline = deadline_from_grant(&reading, news.granted_at_us, px, now);
+        let deadline = deadline_from_sent(time_of_grant(&reading, news.granted_at_us, now), px);
         assert!(deadline <= deadline_from_sent(now, px));
         outcome((1, id.len().min(8), deadline > now))
     });
