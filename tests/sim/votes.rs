@@ -1,6 +1,6 @@
 //! Votes of lost rounds, and the vote of a queue node that is far away.
 
-use distlock::{LockOptions, RedisMgr, testing::servers::Data};
+use distlock::{LockError, LockOptions, RedisMgr, testing::servers::Data};
 
 use super::{
     client::duration,
@@ -260,8 +260,9 @@ fn downgrade_counts_no_excluded_node() {
 fn request_that_waited_for_connections_has_its_whole_time() {
     scripted(3, |sim, mgr| {
         (0..3).for_each(|node| delay(sim, node, 2 * MS));
-        use_all_connections(sim, mgr, 0);
-        use_all_connections(sim, mgr, 995 * MS);
+        let [_, others @ ..] = nodes_in_order(sim);
+        use_all_connections(sim, mgr, others, 0);
+        use_all_connections(sim, mgr, others, 995 * MS);
         let began = sim.now.get();
         let guard = mgr.lock("x")?;
         let took = sim.now.get() - began;
@@ -271,14 +272,34 @@ fn request_that_waited_for_connections_has_its_whole_time() {
     });
 }
 
-/// Ten threads use the ten connections of the pool to each node, until the last two nodes, which
-/// are stopped, go on after this time.
-fn use_all_connections(sim: &Sim, mgr: &RedisMgr, time: Time) {
-    let [_, second, third] = nodes_in_order(sim);
-    [second, third].into_iter().for_each(|node| sim.stop_node(node));
-    sim.after(time, move |sim| {
-        [second, third].into_iter().for_each(|node| sim.continue_node(node));
+/// Many threads wait for a connection to one server. Those that get one late have no time left for
+/// a reply. If they sent their requests nonetheless, each would close a healthy connection, and the
+/// next thread would spend its time on opening another.
+///
+/// Fault: N247
+/// Promise: P9
+#[test]
+fn late_connection_is_left_to_a_call_with_more_time() {
+    scripted(1, |sim, mgr| {
+        delay(sim, 0, 2 * MS);
+        use_all_connections(sim, mgr, [0], 0);
+        use_all_connections(sim, mgr, [0], 995 * MS);
+        let began = sim.now.get();
+        let outcome = mgr.try_lock("x").map(drop);
+        let took = sim.now.get() - began;
+        assert!(matches!(outcome, Err(LockError::PoolExhausted { .. })), "{outcome:?}");
+        assert!((SEC / 2..SEC / 2 + 2 * MS).contains(&took), "{} µs", took / 1_000);
+        // The others get their replies.
+        sim.sleep(SEC);
+        Ok(())
     });
+}
+
+/// Ten threads use the ten connections of the pool to each node, until these nodes, which are
+/// stopped, go on after this time.
+fn use_all_connections<const N: usize>(sim: &Sim, mgr: &RedisMgr, stopped: [usize; N], time: Time) {
+    stopped.into_iter().for_each(|node| sim.stop_node(node));
+    sim.after(time, move |sim| stopped.into_iter().for_each(|node| sim.continue_node(node)));
     let pings: Vec<_> = (0..10)
         .map(|_| {
             let mgr = mgr.clone();
@@ -304,10 +325,10 @@ fn use_all_connections(sim: &Sim, mgr: &RedisMgr, time: Time) {
 #[test]
 fn call_out_of_time_counts_as_no_failure_of_a_node() {
     scripted(3, |sim, mgr| {
-        let [queue_node, second, _] = nodes_in_order(sim);
+        let [queue_node, second, third] = nodes_in_order(sim);
         delay(sim, queue_node, 10 * MS);
-        use_all_connections(sim, mgr, 0);
-        use_all_connections(sim, mgr, 995 * MS);
+        use_all_connections(sim, mgr, [second, third], 0);
+        use_all_connections(sim, mgr, [second, third], 995 * MS);
         (0..3).for_each(|node| give_to_other_client(sim, node));
         let guard = mgr.try_lock("y")?;
         let waiter = wait_for_lock(sim, mgr);

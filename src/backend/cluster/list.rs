@@ -8,7 +8,7 @@ use crate::{
         Inspection,
         error::{BackendError, NodeError},
         redis::{
-            ExchangeLimits, OneServerForEachLock, Urgency, exchange_all,
+            ExchangeLimits, OneServerForEachLock, exchange_all,
             group_requests::add_members,
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
@@ -64,7 +64,7 @@ impl ClusterBackend {
         step_deadline: &dyn Fn() -> Moment,
     ) -> Result<(), BackendError> {
         let mut progress = ScanProgress::start();
-        let connections = part.pool.get(Urgency::Other, step_deadline());
+        let connections = part.pool.get_to_ask(step_deadline());
         let mut connections = connections.map_err(BackendError::Node)?;
         let connection = connections.only();
         loop {
@@ -99,7 +99,7 @@ impl ClusterBackend {
                 same.iter().map(|key| DescribeLocks::in_list(std::slice::from_ref(key))).collect();
             let mut results = Vec::new();
             if let Some(part) = part {
-                let connections = part.pool.get(Urgency::Other, deadline);
+                let connections = part.pool.get_to_ask(deadline);
                 let mut connections = connections.map_err(BackendError::Node)?;
                 let mut check = |_: Moment| Some(deadline);
                 let mut limits =

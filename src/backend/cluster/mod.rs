@@ -31,8 +31,8 @@ use crate::{
         ResidueCleaner,
         error::{BackendError, NodeError},
         redis::{
-            Endpoint, Exchange, OneServerForEachLock, Purpose, RedisSettings, Request, Urgency,
-            Yielding, exchange_over_pool, one_server_methods, requests_and_replies::Ping,
+            Endpoint, Exchange, OneServerForEachLock, Purpose, RedisSettings, Request, Yielding,
+            exchange_over_pool, one_server_methods, requests_and_replies::Ping,
         },
     },
     core::{
@@ -159,7 +159,7 @@ impl Backend for ClusterBackend {
         for part in self.router.masters(deadline).map_err(BackendError::Node)? {
             let began = clock::now();
             let ping = || {
-                let mut connections = part.pool.get(Urgency::Other, deadline)?;
+                let mut connections = part.pool.get_to_ask(deadline)?;
                 self.router.ask_over(&part, connections.only(), &Ping, false, deadline)
             };
             // A stale connection has been closed.

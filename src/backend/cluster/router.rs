@@ -24,7 +24,7 @@ use crate::{
         error::NodeError,
         redis::{
             Connection, ConnectionPool, Endpoint, Exchange, RedisNode, RedisSettings, Replicas,
-            Request, Urgency, exchange, requests_and_replies::InCluster,
+            Request, exchange, requests_and_replies::InCluster,
         },
     },
     observe::Observer,
@@ -199,7 +199,7 @@ impl Router {
         patience: Patience,
     ) -> Result<(Arc<Part>, Exchange<C::Reply>), NodeError> {
         self.follow(slot, patience, |part, is_asking| {
-            let mut connections = part.pool.get(Urgency::Other, patience.deadline)?;
+            let mut connections = part.pool.get_to_ask(patience.deadline)?;
             self.ask_over(part, connections.only(), request, is_asking, patience.deadline)
         })
     }

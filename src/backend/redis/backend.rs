@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 use super::{
     Connection, ConnectionPool, Endpoint, Exchange, ExchangeLimits, HeardSubscription,
     NodeConnections, NodeError, PooledConnections, RedisAcquisition, RedisGrantStream, RedisNode,
-    Replicas, Request, Urgency,
+    Replicas, Request,
     acquisition::{ClaimServer, PLACE},
     cleanup::RedisCleaner,
     connect, exchange, exchange_all,
@@ -77,7 +77,7 @@ impl RedisBackend {
     }
 
     fn checkout(&self, deadline: Moment) -> Result<PooledConnections, BackendError> {
-        self.pool.get(Urgency::Other, deadline).map_err(BackendError::Node)
+        self.pool.get_to_ask(deadline).map_err(BackendError::Node)
     }
 
     /// Asks, and asks again once if the connection was stale. If the server is no master, asks

@@ -77,7 +77,7 @@ pub(crate) fn exchange_over_pool<R: Request>(
     };
     let no_turn = || Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
     match purpose {
-        Purpose::Claim | Purpose::Adopt => send(&mut *pool.get(Urgency::Other, deadline)?),
+        Purpose::Claim | Purpose::Adopt => send(&mut *pool.get_to_ask(deadline)?),
         Purpose::Downgrade => send(&mut *pool.get(Urgency::Release, deadline)?),
         Purpose::Release => pool.with_connections(deadline, send).unwrap_or_else(no_turn),
         Purpose::CleanUp => pool.with_reserved(deadline, send).unwrap_or_else(no_turn),

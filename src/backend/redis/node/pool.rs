@@ -147,6 +147,14 @@ impl ConnectionPool {
         Ok(PooledConnections { connections, _place: place })
     }
 
+    /// Like [`get`](Self::get), for a request that is to end by `deadline`. Waits for half of the
+    /// time at most, so that the other half is left for the reply. With too little time, the caller
+    /// would close a healthy connection, and the next one would have to open another: once threads
+    /// outnumber what the server can serve in one timeout, nobody would be served.
+    pub(crate) fn get_to_ask(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
+        self.get(Urgency::Other, deadline.halfway())
+    }
+
     /// Runs `release` with pooled connections, or with the reserved ones if the pool is exhausted
     /// or a shutdown has closed it. Returns `None` if there was no time for it before `until`.
     pub(crate) fn with_connections<T>(
