@@ -304,7 +304,8 @@ impl Manager {
         let inspect_until = clock::now().saturating_add(self.operation_timeout() / 2);
         let reported = || self.backend.reported_ids(key, inspect_until);
         let Some(ids) = self.look(key, reported)? else { return Ok(false) };
-        // Release by id: if a reply is lost, the retry must not affect the next holder.
+        // Release by id: if a reply is lost, the retry must not affect the next holder. All members
+        // of a group are released by its name, and only once.
         // Each but the last gets half of the time: over several nodes, one may not reply.
         let release = |(index, id): (usize, &Vec<u8>)| {
             let until = if index + 1 < ids.len() { deadline.halfway() } else { deadline };

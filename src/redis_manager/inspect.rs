@@ -9,8 +9,8 @@ use crate::{
 
 impl RedisMgr {
     /// Returns the current holder of the lock, with the time left and the number of waiters; `None`
-    /// if the lock is free. Blocks for one round trip, at most for one operation timeout.
-    /// Changes nothing.
+    /// if the lock is free. Blocks for one round trip, or two if several clients hold the lock; at
+    /// most for one operation timeout. Changes nothing.
     ///
     /// # Errors
     ///
@@ -73,8 +73,7 @@ impl RedisMgr {
     }
 
     /// Returns the holder of one lock and its first 1,000 waiters in queue order; `None` if the
-    /// lock is free. Blocks for one round trip, at most for one operation timeout. Changes
-    /// nothing.
+    /// lock is free. Blocks like [`holder`](Self::holder). Changes nothing.
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {
@@ -99,6 +98,10 @@ impl RedisMgr {
     /// Takes the lock away from its current holder and hands it over to the next waiter. Returns
     /// true on success; false if the lock was free or its holder changed during the call.
     ///
+    /// Of a read-write lock that readers have, and of a semaphore, all holders lose it, also those
+    /// that join during the call. To release one of them, pass its id to
+    /// [`force_release_if`](Self::force_release_if).
+    ///
     /// This is for operators: the former holder finds out at its next renewal, and may keep working
     /// until then. Blocks for two round trips, at most for one operation timeout. Finding the
     /// holder may take at most half of that.
@@ -110,7 +113,8 @@ impl RedisMgr {
     ///
     /// The errors of [`holder`](Self::holder), and
     /// [`LockError::WrongType`](crate::LockError::WrongType) if the key holds something that is not
-    /// a lock.
+    /// a lock. After [`LockError::Unavailable`](crate::LockError::Unavailable), the lock may have
+    /// been released.
     pub fn force_release(&self, name: &str) -> Result<bool> {
         let manager = self.handle.manager()?;
         let key = manager.key(name)?;
@@ -119,8 +123,11 @@ impl RedisMgr {
 
     /// Takes the lock away from the holder with the identifier `id` (see [`Holder::id`]), and from
     /// no other client: the server compares and releases in one step. Blocks for one round trip, or
-    /// two if the identifier is not valid UTF-8; at most for one
+    /// two if the identifier is not valid UTF-8 or the lock has several holders; at most for one
     /// [operation timeout](crate::Config::operation_timeout).
+    ///
+    /// Of several holders, [`holder`](Self::holder) names the one that expires last. All are in
+    /// [`LockInfo::members`] and [`Semaphore::holders`](crate::Semaphore::holders).
     ///
     /// ```no_run
     /// # fn main() -> distlock::Result<()> {

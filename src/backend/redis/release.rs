@@ -13,6 +13,7 @@ use crate::{
     core::{
         claim::{Claim, Residue},
         key::LockKey,
+        kind::is_group,
         lease::Lease,
         quorum::NodeSet,
     },
@@ -190,12 +191,17 @@ impl<'a> ReleaseAttempts<'a> {
     /// If the server replies to a later request that the lock is free, it has applied an earlier
     /// one. If we held the lock until this release, the reply that another client holds the lock
     /// means the same, because a release hands the lock over.
+    ///
+    /// A release of all members of a group is not repeated once it may have been applied: the
+    /// second one would release those that the first one has let in.
     fn send(
         &mut self,
         until: Moment,
         mut ask: impl FnMut(&Release<'a>, Moment) -> ReleaseResult,
     ) -> Result<Released, NodeError> {
+        let names_group = is_group(self.request.id);
         let reply = match self.send_once(until.halfway(), &mut ask) {
+            Err(failure) if names_group && failure.outcome_unknown => Err(failure),
             // A new connection may lead to the new master.
             Err(failure) if failure.is_transient() || failure.is_not_master() => {
                 self.send_once(until, &mut ask)
@@ -203,7 +209,7 @@ impl<'a> ReleaseAttempts<'a> {
             result => result,
         };
         let reply = reply?;
-        let mut has_more = reply.has_more();
+        let mut has_more = reply.has_more() && !names_group;
         for _ in 0..REPEATED_RELEASES_MAX {
             if !has_more {
                 break;
@@ -242,11 +248,39 @@ mod tests {
     use super::*;
     use crate::{
         backend::redis::{
-            ConnectionPool, Endpoint, RedisNode, Replicas, Urgency, exchange_over_pool,
+            ConnectionPool, Endpoint, NodeErrorKind, RedisNode, Replicas, Urgency,
+            exchange_over_pool,
         },
         core::kind::LockKind,
         observe::Observer,
     };
+
+    /// The name of a group stands for all its members, and those of a moment later are others.
+    ///
+    /// Fault: N248
+    /// Promise: P6
+    #[test]
+    fn release_of_a_whole_group_is_not_repeated() {
+        let key = LockKey::new("", "x").unwrap();
+        let deadline = clock::now().saturating_add(Duration::from_secs(60));
+        let requests_for = |id: &[u8], is_lost: bool| {
+            let mut attempts = ReleaseAttempts::new(Release::new(LockKind::Write, &key, id), true);
+            let mut requests = 0;
+            let released = attempts.send(deadline, |_, _| {
+                requests += 1;
+                if is_lost && requests == 1 {
+                    return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
+                }
+                let reply = ReleaseReply::Released { has_more: requests < 3 };
+                Ok(Exchange { sent: clock::now(), reply })
+            });
+            (released.is_ok(), requests)
+        };
+        assert_eq!(requests_for(b"distlock:permits", false), (true, 1));
+        assert_eq!(requests_for(b"distlock:permits", true), (false, 1));
+        assert_eq!(requests_for(b"one of them", false), (true, 3));
+        assert_eq!(requests_for(b"one of them", true), (true, 3));
+    }
 
     /// The first attempt finds all connections in use, the second one finds the lock free. So it
     /// was lost before, and this release did not free it.

@@ -18,7 +18,7 @@ use crate::{
         claim::{Claim, Residue},
         holder::Holder,
         key::LockKey,
-        kind::LockKind,
+        kind::{LockKind, is_group},
         lease::Lease,
         node_answer::{NodeAnswer, Vote},
         quorum::{NodeSet, quorum},
@@ -189,7 +189,11 @@ impl Redlock {
         let first = request.broadcast_options(self.all_nodes(), deadline.halfway());
         let mut responses = ask(BroadcastOptions { will_retry: true, ..first });
         let maybe_applied = responses.outcome_unknown();
-        let repeat = nodes_to_retry(&responses);
+        let mut repeat = nodes_to_retry(&responses);
+        if is_group(request.release.id) {
+            // It would release the members that the first request has let in.
+            repeat = repeat.difference(maybe_applied);
+        }
         let is_certain = !request.wait_for_all && is_certain(&responses, request.was_held);
         if !repeat.is_empty() && !is_certain {
             let second = request.broadcast_options(repeat, deadline);
