@@ -46,6 +46,9 @@ use crate::{
 ///
 /// # Dropping
 ///
+/// Bind the guard to a name, such as `_guard`: `let _ = mgr.lock("x")?;` drops it, and so releases
+/// the lock, at once. The compiler does not warn.
+///
 /// Dropping stops the renewal, then releases the lock on the server. It blocks for one round trip,
 /// at most for one [operation timeout](crate::Config::operation_timeout). If the server does not
 /// reply, a background thread retries the release until the lock has expired. Dropping never
@@ -80,6 +83,14 @@ impl LockGuard {
             lease: held.lease,
             registration: Some((held.registration, held.span, held.plan, held.local)),
             manager: Some(manager),
+        }
+    }
+
+    /// Limits how long the lock is held.
+    pub(crate) fn limit_hold(&mut self, hold_until: Moment) {
+        if let Some((registration, _, plan, _)) = &mut self.registration {
+            registration.limit_hold(hold_until);
+            plan.hold_until = hold_until;
         }
     }
 
@@ -241,7 +252,9 @@ impl LockGuard {
     /// timeout. Other clients get the lock as soon as the server has carried out the release.
     ///
     /// In a database, this waits for the release. So does the last guard of a manager that is
-    /// dropped, because the manager then ends.
+    /// dropped, because the manager then ends. A process that ends earlier may not have sent the
+    /// release, and the lock then stays until it expires: call
+    /// [`RedisMgr::shutdown`](crate::RedisMgr::shutdown) first.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {
@@ -327,7 +340,7 @@ impl LockGuard {
         if fork::is_forked_child() {
             return;
         }
-        match self.lease.reported_loss(clock::now()) {
+        match self.lease.reported_loss(self.lease.now()) {
             // The program has ended its locks itself.
             None | Some((LockLost::Shutdown, _)) => {}
             Some((why, ago)) => log_safely!(

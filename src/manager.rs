@@ -27,7 +27,7 @@ use crate::{
         Backend, Inspection, LeaseResidue,
         cluster::ClusterBackend,
         error::{BackendError, NodeError, NodeErrorKind},
-        redis::{ConnectionPool, PooledConnections, RedisBackend, RedisSettings, Urgency},
+        redis::{ConnectionPool, PooledConnections, RedisBackend, RedisSettings},
         redlock::{Redlock, join_labels},
     },
     cleanup::Cleaner,
@@ -221,7 +221,7 @@ impl Manager {
 
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
         let connections = match &self.pool {
-            Some(pool) => pool.get(Urgency::Other, self.operation_deadline()),
+            Some(pool) => pool.lend(self.operation_deadline()),
             None => Err(NodeError {
                 outcome_unknown: false,
                 kind: NodeErrorKind::Ineligible(self.backend.why_no_connection().to_owned()),

@@ -195,7 +195,10 @@ fn acquire_in_order(
     let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
     for name in names {
         let options = limit.apply(manager, options);
-        match manager.acquire_with(LockKind::Mutex, name, &options, true, Some(&places)) {
+        // If one is lost already, the call need not wait for the next.
+        let acquire =
+            |()| manager.acquire_with(LockKind::Mutex, name, &options, true, Some(&places));
+        match guards.iter().try_for_each(LockGuard::ensure_held).and_then(acquire) {
             Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
             Err(error) => {
                 release_later(guards);
@@ -203,6 +206,10 @@ fn acquire_in_order(
             }
         }
     }
+    // Counted from now on, because the wait for the others is no hold.
+    manager.limit_holds(options, |hold_until| {
+        guards.iter_mut().for_each(|guard| guard.limit_hold(hold_until));
+    })?;
     Ok(guards)
 }
 

@@ -23,7 +23,12 @@ use crate::{
 /// and needs few.
 ///
 /// The limit is not stored on the server: each request carries that of its handle. If programs use
-/// different limits, each keeps to its own. A lower limit revokes no permit.
+/// different limits, each keeps to its own. A lower limit revokes no permit. But while a client
+/// with a lower limit is the first in the queue, those behind it wait too, although there are
+/// permits for them. So change a limit in all programs at about the same time.
+///
+/// The tokens of permits order nothing: later permits have larger tokens, but earlier ones are as
+/// valid. A resource that checks tokens needs a mutex.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {

@@ -14,6 +14,7 @@ use crate::{
         cancel::CancelToken,
         claim::{Claim, Grant, Residue},
         holder::Holder,
+        kind::HeldBy,
     },
     error::{Action, LockError},
     sys::{
@@ -145,7 +146,10 @@ impl<'a> Attempt<'a> {
         let own = &self.claim.id;
         let is_own = (holder.host(), holder.pid(), holder.tid())
             == (Some(own.host()), Some(own.pid()), Some(own.tid()));
-        if is_own && !holder.is_kept() && self.wait_deadline == Moment::NEVER {
+        // Of a semaphore, others free permits too.
+        let is_alone = !matches!(holder.held_by(), HeldBy::Permits { .. });
+        let is_endless = self.wait_deadline == Moment::NEVER;
+        if is_own && is_alone && !holder.is_kept() && is_endless {
             log_safely!(
                 warn,
                 "this thread waits for lock {}, which it has acquired itself; unless another \

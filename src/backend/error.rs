@@ -136,7 +136,10 @@ impl NodeError {
 
     /// Whether the only known cause is that time ran out.
     pub(crate) fn is_timeout(&self) -> bool {
-        matches!(self.kind, NodeErrorKind::TimedOut)
+        match &self.kind {
+            NodeErrorKind::Io(error) => error.kind() == io::ErrorKind::TimedOut,
+            kind => matches!(kind, NodeErrorKind::TimedOut),
+        }
     }
 
     /// Whether retrying soon may help without any intervention.
@@ -244,7 +247,9 @@ fn unwrap_script_error<'a>(code: &'a str, message: &'a str) -> (&'a str, &'a str
 impl From<io::Error> for NodeErrorKind {
     fn from(error: io::Error) -> NodeErrorKind {
         match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => NodeErrorKind::TimedOut,
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock if error.get_ref().is_none() => {
+                NodeErrorKind::TimedOut
+            }
             #[cfg(feature = "tls")]
             _ if tls_advice(&error).is_some() => {
                 NodeErrorKind::Tls(tls_advice(&error).unwrap_or_default())

@@ -108,7 +108,8 @@ impl LockOptions {
     /// Sets whether dropping the guard does not wait for the release, as if
     /// [`LockGuard::release_later`](crate::LockGuard::release_later) had been called. Defaults to
     /// false. Has no effect on [`LockGuard::release`](crate::LockGuard::release), and none in a
-    /// database.
+    /// database. Call [`RedisMgr::shutdown`](crate::RedisMgr::shutdown) before the process ends,
+    /// or the last releases may not be sent.
     pub fn release_in_background(mut self, in_background: bool) -> LockOptions {
         self.release_in_background = in_background;
         self

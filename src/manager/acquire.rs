@@ -71,6 +71,17 @@ impl Manager {
         })
     }
 
+    /// Calls `limit` with the time until when locks that are held from now on may be held.
+    pub(crate) fn limit_holds(
+        &self,
+        options: &LockOptions,
+        limit: impl FnOnce(Moment),
+    ) -> Result<()> {
+        let _time = self.time.enter();
+        limit(hold_until(&self.config.resolve(options)?));
+        Ok(())
+    }
+
     /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here, and registers
     /// its lease with the renewer.
     pub(crate) fn acquire(
@@ -84,7 +95,8 @@ impl Manager {
 
     /// Acquires a lock of this kind. Unless it `is_local`, it is not handed over inside the
     /// process, so that no other lock of the process has its id. If it is one of several,
-    /// `places` are what the call has reserved for them.
+    /// `places` are what the call has reserved for them, and the caller limits how long they are
+    /// held.
     pub(crate) fn acquire_with(
         &self,
         kind: LockKind,
@@ -94,7 +106,10 @@ impl Manager {
         places: Option<&ReservedPlaces>,
     ) -> Result<HeldLock> {
         let _time = self.time.enter();
-        let params = self.config.resolve(options)?;
+        let mut params = self.config.resolve(options)?;
+        if places.is_some() {
+            params.max_hold = None;
+        }
         let is_kept = !params.hold_at_least.is_zero();
         if is_kept {
             self.check_feature(Feature::Keeping(kind))?;
@@ -178,9 +193,7 @@ impl Manager {
         let plan = RenewalPlan {
             renew: params.renew,
             provisional: grant.provisional,
-            hold_until: params
-                .max_hold
-                .map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit)),
+            hold_until: hold_until(params),
         };
         let granted_at = grant.since;
         let mut lease = Lease::new(claim, grant, clock::now());
@@ -251,4 +264,9 @@ impl Manager {
             LockError::Lost { name, why }
         })
     }
+}
+
+/// Until when a lock that is held from now on may be held.
+fn hold_until(params: &LockParams) -> Moment {
+    params.max_hold.map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit))
 }

@@ -9,8 +9,10 @@ impl RedisMgr {
     /// Acquires the locks of all these names. Waits without a time limit.
     ///
     /// The locks are acquired one after the other, in the order of their names, each in its queue.
-    /// So calls with any names in any order never wait for each other. Those that are acquired
-    /// already are renewed meanwhile.
+    /// So calls with any names in any order cannot deadlock, unless a caller has other locks
+    /// already. Those that are acquired already are renewed meanwhile; with
+    /// [`renew(false)`](LockOptions::renew) they may expire, and the call then fails.
+    /// [`max_hold`](LockOptions::max_hold) counts from when all are acquired.
     ///
     /// # Errors
     ///

@@ -135,6 +135,13 @@ impl Registration {
         // The former lease is dropped only now that the mutex is unlocked.
         former.is_some()
     }
+
+    /// Limits how long the lease is held.
+    pub(crate) fn limit_hold(&self, hold_until: Moment) {
+        let mut state = self.shared.state.lock();
+        state.schedule.limit_hold(self.generation, hold_until);
+        self.shared.wake_sleepers(state);
+    }
 }
 
 impl LockRenewer {

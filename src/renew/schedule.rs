@@ -134,6 +134,14 @@ impl Schedule {
         Some(former)
     }
 
+    /// Limits how long a lease is held.
+    pub(crate) fn limit_hold(&mut self, generation: Generation, hold_until: Moment) {
+        if let Some(entry) = self.entries.get_mut(&generation) {
+            entry.hold_until = hold_until;
+            self.reschedule_end(generation);
+        }
+    }
+
     /// Time of the next renewal.
     pub(crate) fn earliest_renewal(&self) -> Moment {
         earliest_in(&self.renewals)

@@ -137,8 +137,7 @@ pub(crate) struct Run {
 /// Acquires the locks of all NAMEs, prints a line with the fencing token and the name of each, and
 /// holds them until SIGINT, SIGTERM, SIGHUP or another signal arrives. Then releases them and exits
 /// with 0. Several names are acquired in sorted order, whatever the order on the command line, so
-/// that two of these commands never wait for each other. If one of the locks is lost, exits with
-/// 76.
+/// that two of these commands cannot deadlock. If one of the locks is lost, exits with 76.
 ///
 /// Nothing supervises a process that relies on the locks; see distlock run for that.
 #[derive(Arguments, Clone, Debug)]

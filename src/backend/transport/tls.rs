@@ -116,7 +116,8 @@ impl TlsClient {
             }
             let left = deadline.duration_since(clock::now());
             if left.is_zero() {
-                return Err(io::Error::other(
+                return Err(io::Error::new(
+                    ErrorKind::TimedOut,
                     "no reply to the TLS handshake in time; a port without TLS gives none either",
                 ));
             }

@@ -46,7 +46,8 @@ impl fmt::Display for HoldClause<'_> {
             }
             HeldBy::Permits { .. } if holder.admits_caller => {
                 return f.write_str(
-                    "has enough free permits, but clients that wait for more of them come first",
+                    "has enough free permits, but clients that wait for more of them, or have a \
+                     lower limit, come first",
                 );
             }
             _ => {}
@@ -151,7 +152,8 @@ mod tests {
         };
         assert_eq!(
             permits(2),
-            "has enough free permits, but clients that wait for more of them come first"
+            "has enough free permits, but clients that wait for more of them, or have a lower \
+             limit, come first"
         );
         assert!(permits(3).starts_with("is held by web-3"), "{}", permits(3));
         let unqueued = Holder::from_report(readers.as_bytes(), 8_400, 0, 0, 0);

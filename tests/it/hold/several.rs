@@ -2,7 +2,10 @@
 
 use std::{thread, time::Duration};
 
-use distlock::{Config, LockError, LockLost, LockManager, LockOptions, RedisMgr, Released};
+use distlock::{
+    Config, LockError, LockLost, LockManager, LockOptions, RedisMgr, Released,
+    testing::MemoryServer,
+};
 
 use crate::{
     family::{LONG, Subject, spawn_waiter},
@@ -18,6 +21,33 @@ fn reason(error: LockError) -> String {
         LockError::InvalidOptions { reason, .. } => reason,
         other => panic!("{other:?}"),
     }
+}
+
+/// One lock is held by somebody else for longer than the maximum hold.
+#[test]
+fn max_hold_of_several_counts_from_when_all_are_held() {
+    let server = MemoryServer::new();
+    server.hold("b", "somebody else", 60 * SECOND);
+    let options = LockOptions::new().max_hold(2 * SECOND);
+    let all = server.manager().lock_all_with(["a", "b"], &options).unwrap();
+    server.advance(SECOND);
+    all.ensure_held().unwrap();
+    server.advance(SECOND);
+    assert_eq!(all.lost().try_recv(), Ok(LockLost::MaxHold));
+}
+
+/// The second lock is not free before the first has expired.
+#[test]
+fn call_for_several_ends_once_one_has_expired() {
+    let server = MemoryServer::new();
+    server.hold("b", "somebody else", 60 * SECOND);
+    let waiter = server.manager();
+    let other = server.manager();
+    let third = other.lock("c").unwrap();
+    let options = LockOptions::new().ttl(10 * SECOND).renew(false);
+    let error = waiter.lock_all_with(["a", "b", "c"], &options).unwrap_err();
+    assert!(matches!(&error, LockError::Lost { name, .. } if name == "a"), "{error:?}");
+    assert!(third.is_held());
 }
 
 /// Promise: P1

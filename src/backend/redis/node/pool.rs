@@ -68,6 +68,7 @@ impl ManageConnection for ConnectionFactory {
 pub(crate) struct ConnectionPool {
     /// `None` once closed.
     pool: Mutex<Option<Pool<ConnectionFactory>>>,
+    nodes: Arc<[Arc<RedisNode>]>,
     queue: Arc<CheckoutQueue>,
     closed: Arc<AtomicBool>,
     size: u32,
@@ -102,7 +103,7 @@ impl ConnectionPool {
         let closed = Arc::new(AtomicBool::new(false));
         let release_turns = ReleaseTurns::new(nodes.clone());
         let build = move || {
-            let factory = ConnectionFactory { nodes, closed: closed.clone() };
+            let factory = ConnectionFactory { nodes: nodes.clone(), closed: closed.clone() };
             let workers = ScheduledThreadPool::builder()
                 .num_threads(1)
                 .thread_name_pattern("distlock-pool")
@@ -116,7 +117,8 @@ impl ConnectionPool {
                 .thread_pool(Arc::new(workers))
                 .build_unchecked(factory);
             let queue = Arc::new(CheckoutQueue::new(size));
-            ConnectionPool { pool: Mutex::new(Some(pool)), queue, closed, size, release_turns }
+            let pool = Mutex::new(Some(pool));
+            ConnectionPool { pool, nodes, queue, closed, size, release_turns }
         };
         threads::with_signals_blocked(|| panic::catch_unwind(panic::AssertUnwindSafe(build)).ok())
     }
@@ -153,6 +155,17 @@ impl ConnectionPool {
     /// outnumber what the server can serve in one timeout, nobody would be served.
     pub(crate) fn get_to_ask(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
         self.get(Urgency::Other, deadline.halfway())
+    }
+
+    /// Like [`get`](Self::get), for commands of the user. Closes what leads to a server that is no
+    /// master any more.
+    pub(crate) fn lend(&self, deadline: Moment) -> Result<PooledConnections, NodeError> {
+        let mut lent = self.get(Urgency::Other, deadline)?;
+        self.nodes
+            .iter()
+            .zip(&mut lent.0)
+            .for_each(|(node, connection)| node.drop_if_replaced(connection));
+        Ok(lent)
     }
 
     /// Runs `release` with pooled connections, or with the reserved ones if the pool is exhausted

@@ -210,9 +210,7 @@ impl RedisNode {
         let outcome = match &connected {
             Ok(None) => ConnectOutcome::WasConnected,
             Ok(Some(_)) => ConnectOutcome::Connected,
-            Err(NodeError { kind: NodeErrorKind::TimedOut, .. }) if hurried => {
-                ConnectOutcome::Unknown
-            }
+            Err(error) if hurried && error.is_timeout() => ConnectOutcome::Unknown,
             Err(_) => ConnectOutcome::Failed,
         };
         let broken = connection.take_broken_opened_at();

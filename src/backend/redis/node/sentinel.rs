@@ -267,7 +267,9 @@ impl Shared {
         } else if all(|kind| kind != FailureKind::Passing) {
             NodeErrorKind::Ineligible(text)
         } else {
-            NodeErrorKind::Io(Arc::new(io::Error::other(text)))
+            let is_silent = known.answers.iter().any(Option::is_none);
+            let kind = if is_silent { io::ErrorKind::TimedOut } else { io::ErrorKind::Other };
+            NodeErrorKind::Io(Arc::new(io::Error::new(kind, text)))
         };
         NodeError { outcome_unknown: false, kind }
     }

@@ -198,7 +198,7 @@ const MYSQL_ADVICE: &str =
 const MYSQL_ADVICE: &str = "the URL is that of a MySQL or MariaDB server; enable the feature \
     `mysql`, and use MySqlMgr and MySqlConfig for it";
 
-fn host_label(host: &str, port: u16) -> String {
+pub(super) fn host_label(host: &str, port: impl fmt::Display) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 

@@ -7,7 +7,10 @@ use redis::Value;
 use super::{
     ANSWER_TIMEOUT, Failure, FramedSocket, Sentinel, Sentinels, Watched, address_in, of_host, text,
 };
-use crate::{backend::transport::Security, sys::clock};
+use crate::{
+    backend::{redis::node::url::host_label, transport::Security},
+    sys::clock,
+};
 
 /// Maximum number of sentinels that are asked; otherwise their replies could name any number.
 const SENTINELS_MAX: usize = 32;
@@ -80,7 +83,7 @@ pub(crate) fn examine(sentinels: &Sentinels, security: Option<&Security>) -> Vec
         });
     }
     for other in named {
-        let label = format!("{}:{}", other.host, other.port);
+        let label = host_label(&other.host, other.port);
         let is_known = found.iter().any(|known: &SentinelInfo| known.sentinel == label);
         if found.len() >= SENTINELS_MAX || is_known || !ids.insert(other.id) {
             continue;
@@ -143,13 +146,16 @@ impl Watched {
         let state = Fields(&state);
         let view = SentinelView {
             name: service.to_owned(),
-            master: format!("{host}:{port}"),
+            master: host_label(&host, port),
             config_epoch: state.number("config-epoch"),
             flags: state.text("flags"),
             quorum: state.number("quorum"),
             other_sentinels: state.number("num-other-sentinels"),
             quorum_failure: match &quorum {
-                Value::ServerError(error) => Some(self.quote(error.details().unwrap_or_default())),
+                // Any other error, such as a missing permission, says nothing about the quorum.
+                Value::ServerError(error) if error.code() == "NOQUORUM" => {
+                    Some(self.quote(error.details().unwrap_or_default()))
+                }
                 _ => None,
             },
             down_after: Duration::from_millis(state.number("down-after-milliseconds")),
@@ -190,7 +196,7 @@ impl Fields<'_> {
     fn replica(&self) -> SentinelReplica {
         let flags = self.text("flags");
         SentinelReplica {
-            server: format!("{}:{}", self.text("ip"), self.text("port")),
+            server: host_label(&self.text("ip"), self.text("port")),
             is_down: flags.contains("down") || flags.contains("disconnected"),
             can_be_promoted: self.number("slave-priority") > 0,
         }
@@ -209,7 +215,7 @@ mod tests {
         );
         let reply = reply.unwrap();
         let replicas: Vec<_> = rows(&reply).map(|row| row.replica()).collect();
-        let server = ":::7".to_owned();
+        let server = "[::]:7".to_owned();
         let down = SentinelReplica { server, is_down: true, can_be_promoted: false };
         assert_eq!(replicas[0], down);
         assert_eq!((replicas[1].server.as_str(), replicas[1].can_be_promoted), (":", false));
