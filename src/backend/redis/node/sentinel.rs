@@ -216,7 +216,7 @@ impl Known {
         let answers = self.answers.iter().flatten().filter_map(|(_, answer)| answer.as_ref().ok());
         let master = choose(answers.collect(), self.master.as_ref())?.clone();
         let former = self.master.replace(master.clone())?;
-        (former.addresses != master.addresses).then_some((former.label, master.label))
+        (!former.is_same(&master)).then_some((former.label, master.label))
     }
 }
 
@@ -275,14 +275,19 @@ impl Shared {
     }
 }
 
+impl Master {
+    /// Whether two answers name the same server. Of one name, the addresses may come in any order,
+    /// and not always all of them.
+    fn is_same(&self, other: &Master) -> bool {
+        self.addresses.iter().any(|address| other.addresses.contains(address))
+    }
+}
+
 /// The newest of these answers, unless the current master is newer. Among answers of one epoch,
 /// most sentinels decide.
 fn choose<'a>(answers: Vec<&'a Master>, current: Option<&'a Master>) -> Option<&'a Master> {
-    let votes = |master: &Master| {
-        answers.iter().filter(|other| other.addresses == master.addresses).count()
-    };
-    let is_current =
-        |master: &Master| current.is_some_and(|current| current.addresses == master.addresses);
+    let votes = |master: &Master| answers.iter().filter(|other| other.is_same(master)).count();
+    let is_current = |master: &Master| current.is_some_and(|current| current.is_same(master));
     let newest = answers
         .iter()
         .copied()

@@ -1,5 +1,6 @@
 -- Turns the holder alone into a reader, without a moment in which it has nothing. Readers at the
--- head of the queue are granted the lock too. The token stays.
+-- head of the queue are granted the lock too, up to a hundred; polls serve the others. The token
+-- stays.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence, 5 members
 -- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 protocol version
 -- Reply one string:

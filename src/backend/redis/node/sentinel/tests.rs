@@ -24,6 +24,21 @@ fn most_sentinels_decide_within_an_epoch() {
     assert_eq!(choose(vec![&other, &one], Some(&one)), Some(&one));
 }
 
+/// The name of a master has several addresses, which come in any order.
+#[test]
+fn other_order_of_addresses_is_no_other_master() {
+    let (first, second) = (master(4, 1), master(4, 2));
+    let both = |one: &Master, other: &Master| {
+        let addresses = [&one.addresses[..], &other.addresses[..]].concat();
+        Master { addresses, ..first.clone() }
+    };
+    let mut known = Known { answers: vec![None], ..Known::default() };
+    for answer in [both(&first, &second), both(&second, &first), second.clone()] {
+        assert_eq!(known.learn(0, Ok(answer)), None);
+    }
+    assert!(known.learn(0, Ok(master(5, 3))).is_some());
+}
+
 #[test]
 fn connection_waits_briefly_for_further_sentinels() {
     let at = |ms: u64| Moment::from_nanos(ms * 1_000_000);
