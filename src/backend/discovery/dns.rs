@@ -1,10 +1,12 @@
 //! Name lookup with a deadline. The system resolver has none, so it runs on a separate thread that
 //! may outlive the caller.
 //!
-//! Concurrent lookups of one name share a thread and its result, so a resolver that hangs blocks
-//! one thread per name and not one per attempt. A result that arrives after all its callers have
-//! gone is kept for a short time. Otherwise a resolver that is slower than the deadline, for
-//! example because the first of two DNS servers is dead, would never help any caller.
+//! Concurrent lookups of one name share a thread and its result, so a resolver that hangs blocks a
+//! few threads per name and not one per attempt. A slow lookup has perhaps lost a packet, which
+//! resolvers send again only after seconds, so a later caller begins another. A result that arrives
+//! after all its callers have gone is kept for a short time. Otherwise a resolver that is slower
+//! than the deadline, for example because the first of two DNS servers is dead, would never help
+//! any caller.
 
 use std::{collections::HashMap, io, net::ToSocketAddrs as _, sync::LazyLock, time::Duration};
 
@@ -23,14 +25,26 @@ use crate::{
 type Addresses = Vec<Address>;
 type LookupResult = Result<Addresses, (io::ErrorKind, String)>;
 
-/// Lookups in progress, with their waiting callers.
-static IN_FLIGHT: LazyLock<Mutex<HashMap<HostName, Vec<Sender<LookupResult>>>>> =
-    LazyLock::new(Mutex::default);
+/// Lookups in progress.
+static IN_FLIGHT: LazyLock<Mutex<HashMap<HostName, Lookups>>> = LazyLock::new(Mutex::default);
 /// Results that arrived after all callers had gone, with their time of arrival.
 static LATE_RESULTS: LazyLock<Mutex<HashMap<HostName, (Moment, Addresses)>>> =
     LazyLock::new(Mutex::default);
+/// Age from which a lookup counts as slow.
+const SLOW: Duration = Duration::from_millis(300);
+/// Maximum number of lookups of one name at once.
+const LOOKUPS_MAX: u32 = 3;
 /// Maximum age of a late result. A name may soon lead to another address.
 const LATE_RESULT_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// The lookups of one name, of which the first that ends serves all callers.
+#[derive(Debug)]
+struct Lookups {
+    number: u32,
+    /// When the last of them began.
+    since: Moment,
+    waiting: Vec<Sender<LookupResult>>,
+}
 
 /// A host name and a port, which the system's resolver turns into addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -51,9 +65,10 @@ impl HostName {
     }
 
     fn deliver(&self, answer: &LookupResult) {
-        let waiting = IN_FLIGHT.lock().remove(self);
+        // Another lookup may have ended first.
+        let Some(Lookups { waiting, .. }) = IN_FLIGHT.lock().remove(self) else { return };
         let mut delivered = false;
-        for waiter in waiting.into_iter().flatten() {
+        for waiter in waiting {
             // The caller may have stopped waiting.
             delivered |= waiter.try_send(answer.clone()).is_ok();
         }
@@ -74,13 +89,19 @@ impl Discovery for HostName {
             return Ok(addresses.clone());
         }
         let (sender, result) = bounded(1);
-        let first = {
-            let mut in_flight = IN_FLIGHT.lock();
-            let first = !in_flight.contains_key(self);
-            in_flight.entry(self.clone()).or_default().push(sender.clone());
-            first
+        let begins = {
+            let (mut in_flight, now) = (IN_FLIGHT.lock(), clock::now());
+            let none = || Lookups { number: 0, since: now, waiting: Vec::new() };
+            let lookups = in_flight.entry(self.clone()).or_insert_with(none);
+            lookups.waiting.push(sender.clone());
+            let is_slow = now.duration_since(lookups.since) >= SLOW;
+            let begins = lookups.number == 0 || is_slow && lookups.number < LOOKUPS_MAX;
+            if begins {
+                (lookups.number, lookups.since) = (lookups.number + 1, now);
+            }
+            begins
         };
-        if first {
+        if begins {
             let name = self.clone();
             if let Err(error) = threads::spawn("distlock-resolve", move || name.look_up()) {
                 self.deliver(&Err((error.kind(), error.to_string())));
@@ -89,8 +110,8 @@ impl Discovery for HostName {
         let left = deadline.duration_since(clock::now());
         let answer = result.recv_timeout(left).or_else(|_| {
             // A lookup that hangs does not collect the callers that have gone.
-            if let Some(waiting) = IN_FLIGHT.lock().get_mut(self) {
-                waiting.retain(|waiter| !waiter.same_channel(&sender));
+            if let Some(lookups) = IN_FLIGHT.lock().get_mut(self) {
+                lookups.waiting.retain(|waiter| !waiter.same_channel(&sender));
             }
             // The result may just have arrived.
             result.try_recv()
@@ -112,6 +133,22 @@ mod tests {
 
     fn deadline() -> Moment {
         clock::now().saturating_add(Duration::from_secs(30))
+    }
+
+    /// As many lookups, of which the last began long ago.
+    fn lookups(number: u32) -> Lookups {
+        Lookups { number, since: Moment::default(), waiting: Vec::new() }
+    }
+
+    /// Fault: N249
+    #[test]
+    fn slow_lookup_does_not_keep_a_caller_from_another() {
+        let name = HostName::new("localhost", 11);
+        IN_FLIGHT.lock().insert(name.clone(), lookups(1));
+        assert!(!name.resolve(deadline()).unwrap().is_empty());
+        // The first one ends later.
+        name.deliver(&Ok(Vec::new()));
+        assert!(!name.resolve(deadline()).unwrap().is_empty(), "its answer is old");
     }
 
     #[test]
@@ -138,11 +175,11 @@ mod tests {
     #[test]
     fn hanging_lookup_does_not_collect_callers() {
         let name = HostName::new("hanging", 10);
-        IN_FLIGHT.lock().insert(name.clone(), Vec::new());
+        IN_FLIGHT.lock().insert(name.clone(), lookups(LOOKUPS_MAX));
         for _ in 0..3 {
             assert!(name.resolve(clock::now()).is_err());
         }
-        assert_eq!(IN_FLIGHT.lock().get(&name).map(Vec::len), Some(0));
+        assert!(IN_FLIGHT.lock().get(&name).is_some_and(|lookups| lookups.waiting.is_empty()));
         // The result of the lookup serves later callers, although nobody waits for it.
         name.deliver(&Ok(vec![Address::Tcp("127.0.0.1:10".parse().unwrap())]));
         assert_eq!(name.resolve(clock::now()).unwrap().len(), 1);
