@@ -123,6 +123,23 @@ fn lost_reply_to_a_release_leaves_the_lock_free() {
     });
 }
 
+/// As when the server shuts down: afterwards, nothing answers a look for the next holder.
+///
+/// Fault: N163
+#[test]
+fn release_that_ends_the_connection_needs_no_look() {
+    on_each_server(|server| {
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        proxy.on_request(contains(RELEASE), Fault::ResetAfterRequest);
+        let looks =
+            proxy.on_request(contains("READ UNCOMMITTED"), Fault::ResetAfterRequest).forever();
+        guard.release().unwrap().unwrap_released();
+        assert_eq!(looks.fired(), 0, "looks for the next holder");
+    });
+}
+
 /// Fault: N162
 /// Promise: P6
 #[test]
