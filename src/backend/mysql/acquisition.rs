@@ -115,7 +115,7 @@ impl<'a> MySqlAcquisition<'a> {
             // a moment before.
             self.left_waiting = error.is_timeout();
         })?;
-        match row_result(reply) {
+        match row_result(reply, session.connection.id()) {
             RowResult::Acquired(token) => {
                 self.granted(session, sent, claim.ttl, token).map(Answer::Granted)
             }
@@ -190,7 +190,7 @@ impl<'a> MySqlAcquisition<'a> {
         let Waiting { mut session, sent, ends } = waiting;
         self.left_waiting = false;
         drop(ends);
-        match row_result(reply) {
+        match row_result(reply, session.connection.id()) {
             RowResult::Acquired(token) => {
                 session.note_wait_for(claim.key.lock_key());
                 let now = clock::now();
@@ -331,7 +331,10 @@ impl<'a> MySqlAcquisition<'a> {
 
 impl Acquisition for MySqlAcquisition<'_> {
     fn ask(&mut self, asking: Asking, _: Option<QueuePlace>) -> Answer {
-        self.try_ask(asking).unwrap_or_else(|error| Answer::Failed(BackendError::Node(error)))
+        self.try_ask(asking).unwrap_or_else(|error| {
+            self.database.close_idle_if_read_only(&error);
+            Answer::Failed(BackendError::Node(error))
+        })
     }
 
     fn on_grant_message(&mut self, _: GrantNotice) -> Option<Grant> {

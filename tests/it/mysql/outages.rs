@@ -79,6 +79,45 @@ fn server_that_becomes_read_only_ends_its_locks() {
     });
 }
 
+/// The user may write nevertheless, and the manager has open connections. Only what the server says
+/// about itself shows that locks belong to another one.
+///
+/// Fault: N247
+/// Promise: P1
+#[test]
+fn read_only_server_grants_nothing_to_a_privileged_user() {
+    const WAIT: Duration = SECOND.saturating_mul(5);
+    on_each_server(|server| {
+        let url = server.create_user("app", "secret");
+        server.execute("GRANT ALL ON *.* TO app@127.0.0.1");
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let direct = MySqlMgr::new(config(url.clone())).unwrap();
+        let proxied = url.replace(&server.port().to_string(), &proxy.addr().port().to_string());
+        let mgr = MySqlMgr::new(config(proxied)).unwrap();
+        // These connections are idle then.
+        drop(["a", "b", "c"].map(|name| mgr.lock(name).unwrap()));
+        let guard = direct.lock("x").unwrap();
+        // This one waits for its turn, which comes after the change.
+        let wait = proxy.on_request(contains("distlock wait"), Fault::HoldRequest);
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, WAIT).map(drop));
+        wait.wait_fired();
+        server.execute("SET GLOBAL read_only = 1");
+        let error = mgr.try_lock("a").map(drop).unwrap_err();
+        assert!(matches!(&error, LockError::Refused { code, .. } if code == "READONLY"), "{error}");
+        guard.release().unwrap().unwrap_released();
+        wait.release();
+        let waited = waiting.join().unwrap();
+        assert!(waited.is_err(), "a lock after a wait on a read-only server");
+        drop(direct);
+        eventually("no connection is left", TEST_TIMEOUT, || {
+            let listed = "SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'app'";
+            server.execute(listed).is_empty()
+        });
+        server.execute("SET GLOBAL read_only = 0");
+        drop(await_free(&mgr, "a"));
+    });
+}
+
 /// Fault: N163
 #[test]
 fn lost_reply_to_an_acquisition_leaves_the_lock_free() {
