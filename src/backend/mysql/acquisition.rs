@@ -7,8 +7,8 @@ use super::{
     database::Database,
     inspect,
     outcome::{
-        RowResult, check, check_created, is_renewed, is_table_locked, refusal, row_result,
-        unexpected,
+        NO_TRANSACTION, RowResult, check, check_created, is_renewed, is_table_locked, refusal,
+        row_result, unexpected,
     },
     packet::StatementResult,
     pool::PooledSession,
@@ -202,7 +202,7 @@ impl<'a> MySqlAcquisition<'a> {
                 let connection = &mut session.connection;
                 let reply = connection.query(&renewal, self.deadline())?;
                 if !is_renewed(&reply, connection.id())? {
-                    return Err(unexpected("it does not keep the transaction of a lock"));
+                    return Err(unexpected(NO_TRANSACTION));
                 }
                 self.granted(session, now, claim.ttl, token).map(Answer::Granted)
             }

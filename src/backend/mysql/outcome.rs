@@ -9,7 +9,7 @@ use crate::backend::error::{NodeError, NodeErrorKind};
 pub(super) const READ_ONLY: &str = "READONLY";
 /// There is no such table, as in errors.
 pub(super) const NO_TABLE: &str = "1146";
-const NO_TRANSACTION: &str = "it does not keep the transaction of a lock";
+pub(super) const NO_TRANSACTION: &str = "it does not keep the transaction of a lock";
 /// A wait for a row or a table has reached its limit.
 const LOCK_WAIT: u16 = 1205;
 /// There is no connection of this number.

@@ -6,7 +6,10 @@ use distlock::{CancelToken, LockError, LockLost, LockOptions, MultiGuard, MySqlM
 
 use super::{await_free, await_waits, config, is_mariadb, manager, on_each_server, waits};
 use crate::{
-    helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, expect_loss, spawn_call},
+    helpers::{
+        CALL_LIMIT, SECOND, UnwrapReleased, capture_log, completes_within, expect_loss,
+        in_own_process, spawn_call,
+    },
     support::{Fault, FaultProxy, TEST_TIMEOUT, contains, eventually},
 };
 
@@ -76,6 +79,28 @@ fn server_that_becomes_read_only_ends_its_locks() {
         assert!(matches!(&error, LockError::Refused { code, .. } if code == "READONLY"), "{error}");
         server.execute("SET GLOBAL read_only = 0");
         await_free(&mgr, "x").release().unwrap().unwrap_released();
+    });
+}
+
+/// Fault: N162
+/// Promise: P7
+#[test]
+fn loss_on_a_read_only_server_is_logged_with_the_reason() {
+    let test = "mysql::outages::loss_on_a_read_only_server_is_logged_with_the_reason";
+    if !in_own_process(test, &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    on_each_server(|server| {
+        let mgr = MySqlMgr::new(config(server.url()).ttl(6 * SECOND)).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        logged.lock().clear();
+        server.execute("SET GLOBAL read_only = 1");
+        assert_eq!(expect_loss(&guard), LockLost::ConnectionLost);
+        let count = || logged.lock().iter().filter(|line| line.contains("could not renew")).count();
+        eventually("the reason is logged", TEST_TIMEOUT, || count() == 1);
+        let lines = logged.lock().join("\n");
+        assert!(lines.contains("READONLY the server is read-only"), "{lines}");
     });
 }
 
