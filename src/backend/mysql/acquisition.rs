@@ -36,6 +36,9 @@ use crate::{
 /// Number of times that one call asks again after the server has rolled its transaction back, or
 /// has found no row, or no holder of a busy one.
 const UNDECIDED_MAX: u32 = 5;
+/// Growth of the pause before each repeat of a request that found a busy row without a holder. A
+/// holder that releases its lock is in this state until its commit is on the disk.
+const UNDECIDED_PAUSE: Duration = Duration::from_millis(1);
 /// Time after which a waiter looks for the holder. Most waits for a busy lock are shorter, and a
 /// look for each would delay every hand-over.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
@@ -256,6 +259,8 @@ impl<'a> MySqlAcquisition<'a> {
                 let holder = holder?;
                 if holder.is_none() && asking == Asking::Last && self.may_ask_again() {
                     // It has been released meanwhile, or not been marked yet.
+                    let pause = UNDECIDED_PAUSE.saturating_mul(self.undecided);
+                    clock::sleep_until(clock::now().saturating_add(pause).min(deadline));
                     self.session = Some(session);
                     return Ok(Answer::Undecided);
                 }

@@ -9,7 +9,10 @@ use super::{
 };
 use crate::{
     helpers::{CALL_LIMIT, UnwrapReleased, completes_within, spawn_call, timed},
-    support::{Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually},
+    support::{
+        Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually,
+        mysql::prelude::Queryable,
+    },
 };
 
 /// Only counts the requests.
@@ -286,6 +289,25 @@ fn client_that_loses_the_creation_of_the_row_finds_it_held() {
                 other => panic!("{other:?}"),
             }
         });
+    });
+}
+
+/// As while a holder commits its release: the row is locked, and has no holder. A repeat that came
+/// at once would find the same.
+#[test]
+fn try_lock_waits_a_moment_for_a_holder_that_commits() {
+    const PAUSES: Duration = Duration::from_millis(1 + 2 + 3 + 4 + 5);
+    on_each_server(|server| {
+        let mgr = manager(server);
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        let mut other = server.connect();
+        other.query_drop("BEGIN; SELECT * FROM distlock FOR UPDATE").unwrap();
+        let (result, took) = timed(|| mgr.try_lock("x").map(drop));
+        let error = result.unwrap_err();
+        assert!(matches!(error, LockError::Timeout { holder: None, .. }), "{error:?}");
+        assert!(took >= PAUSES, "repeated without pauses, within {took:?}");
+        other.query_drop("ROLLBACK").unwrap();
+        drop(mgr.try_lock("x").unwrap());
     });
 }
 
