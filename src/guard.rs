@@ -20,7 +20,7 @@ use crate::{
     error::{LockError, Result},
     local::LocalHold,
     lock_info::Released,
-    manager::{HandedOver, HeldLock, Manager, ManagerHandle},
+    manager::{HandedOver, HeldLock, Manager, ManagerHandle, describe_failed_release},
     observe::HoldSpan,
     renew::{Registration, RenewalPlan},
     sys::{
@@ -51,9 +51,9 @@ use crate::{
 ///
 /// Dropping stops the renewal, then releases the lock on the server. It blocks for one round trip,
 /// at most for one [operation timeout](crate::Config::operation_timeout). If the server does not
-/// reply, a background thread retries the release until the lock has expired. Dropping never
-/// panics; call [`release`](Self::release) to learn the outcome. In a forked child, dropping does
-/// nothing.
+/// reply, a background thread retries the release until the lock has expired; in a database, the
+/// connection is closed instead. Dropping never panics; call [`release`](Self::release) to learn
+/// the outcome. In a forked child, dropping does nothing.
 ///
 /// A leaked guard keeps its lock until [`max_hold`](crate::LockOptions::max_hold), or forever if
 /// there is no such limit.
@@ -239,9 +239,12 @@ impl LockGuard {
     /// # Errors
     ///
     /// [`LockError::Unavailable`] if the server does not reply; a background thread then retries
-    /// the release until the lock has expired. [`LockError::Refused`] if the server refuses. A
-    /// former master refuses with `READONLY` until its host name leads to the new master; that
-    /// error takes one operation timeout, because the release is retried for that long.
+    /// the release until the lock has expired. In a database, the connection is closed instead, and
+    /// the server releases the lock when it notices.
+    ///
+    /// [`LockError::Refused`] if the server refuses. A former master refuses with `READONLY` until
+    /// its host name leads to the new master; that error takes one operation timeout, because the
+    /// release is retried for that long.
     pub fn release(mut self) -> Result<Released> {
         self.release_in_place()
     }
@@ -266,9 +269,10 @@ impl LockGuard {
     /// # Ok::<(), distlock::LockError>(())
     /// ```
     pub fn release_later(mut self) {
+        let is_retried = self.can_release_in_background();
         let Some((held, manager)) = self.take_parts() else { return };
         let released = manager.release(|inner, timeout| inner.release_later(held, timeout));
-        self.log_failed_release(released);
+        self.log_failed_release(released, is_retried);
     }
 
     /// Leaves the lock to a successor, usually in another process. Renews it once, and then neither
@@ -322,16 +326,10 @@ impl LockGuard {
         self.lease.report_loss_to(sender, receiver);
     }
 
-    fn log_failed_release(&self, released: Option<Result<()>>) {
-        match released {
-            // Its message says that the release is retried.
-            Some(Err(error @ LockError::Unavailable { .. })) => log_safely!(warn, "{error}"),
-            Some(Err(error)) => log_safely!(
-                warn,
-                "will retry releasing lock {} in the background: {error}",
-                Quoted(self.name())
-            ),
-            _ => {}
+    fn log_failed_release(&self, released: Option<Result<()>>, is_retried: bool) {
+        if let Some(Err(error)) = released {
+            let lock = format!("lock {}", Quoted(self.name()));
+            log_safely!(warn, "{}", describe_failed_release(&lock, &error, is_retried));
         }
     }
 
@@ -400,9 +398,10 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
+        let is_retried = self.can_release_in_background();
         let Some((held, manager)) = self.take_parts() else { return };
         let released = manager.release(|inner, timeout| inner.release_on_drop(held, timeout));
-        self.log_failed_release(released);
+        self.log_failed_release(released, is_retried);
         self.log_drop_after_loss();
     }
 }

@@ -20,7 +20,9 @@ use std::{
 };
 
 use self::by_id::LocksById;
-pub(crate) use self::{handle::ManagerHandle, local_handover::HandedOver};
+pub(crate) use self::{
+    handle::ManagerHandle, local_handover::HandedOver, release::describe_failed_release,
+};
 use crate::{
     acquire::{Acquirer, Breaker},
     backend::{

@@ -10,7 +10,7 @@ use crate::{
     error::{LockError, Result},
     guard::{LockGuard, forked_channel},
     lock_info::Released,
-    manager::{Manager, ManagerHandle},
+    manager::{Manager, ManagerHandle, describe_failed_release},
     reentrant::check_not_own,
     renew::Registration,
     sys::display::Quoted,
@@ -225,12 +225,11 @@ fn release_later(mut guards: Vec<LockGuard>) {
 
 /// Releases locks for a caller that does not need the outcome.
 fn release_on_drop(guards: &mut [LockGuard]) {
+    let is_retried = guards.first().is_some_and(LockGuard::can_release_in_background);
     match LockGuard::release_all(guards) {
         Ok(_) | Err(LockError::Forked | LockError::Shutdown) => {}
-        // Its message says whether the release is retried.
-        Err(error @ LockError::Unavailable { .. }) => log_safely!(warn, "{error}"),
         Err(error) => {
-            log_safely!(warn, "will retry releasing several locks in the background: {error}");
+            log_safely!(warn, "{}", describe_failed_release(&"several locks", &error, is_retried));
         }
     }
 }

@@ -180,16 +180,15 @@ pub(crate) struct Servers {
         help_heading = "Servers"
     )]
     pub(crate) table: Option<String>,
-    /// Maximum time for one exchange with a server, connecting included
+    /// Maximum time for one exchange with a server, connecting included [default: 1s, in MySQL 3s]
     #[arg(
         long,
         global = true,
         value_name = "DURATION",
-        default_value = "1s",
         value_parser = parse_duration,
         help_heading = "Servers"
     )]
-    pub(crate) timeout: Duration,
+    pub(crate) timeout: Option<Duration>,
     /// How long one of several nodes must not vote if it may have lost its data. Use the longest
     /// ttl of all clients of these nodes, and the same value for all of them. 0 turns it off, which
     /// is the default for two nodes [default: 30s]

@@ -22,7 +22,9 @@ pub(crate) fn config(servers: &Servers) -> Result<ManagerConfig, Failure> {
 /// The same, for `urls` instead of `--url`. If there are none, the environment names the servers.
 pub(crate) fn config_for(servers: &Servers, urls: &[String]) -> Result<ManagerConfig, Failure> {
     let quarantine = QuarantineOption::from_args(servers)?;
-    ranges::check("--timeout", servers.timeout, &ranges::TIMEOUT)?;
+    if let Some(timeout) = servers.timeout {
+        ranges::check("--timeout", timeout, &ranges::TIMEOUT)?;
+    }
     if urls.iter().any(|url| has_password(url)) {
         return Err(Failure::usage(ArgError::Password { lacks_separator: false }.to_string()));
     }
@@ -62,7 +64,11 @@ fn redis_config(
         [] => Config::from_env(),
         urls => Config::new(urls.join(",")),
     };
-    let config = config.pool_size(CONNECTIONS_MAX).operation_timeout(servers.timeout);
+    let config = config.pool_size(CONNECTIONS_MAX);
+    let config = match servers.timeout {
+        Some(timeout) => config.operation_timeout(timeout),
+        None => config,
+    };
     let config = quarantine.apply(config);
     Ok(match tls(&servers.tls)? {
         Some(tls) => config.tls(tls),
@@ -76,9 +82,11 @@ fn mysql_config(servers: &Servers, urls: &str) -> Result<MySqlConfig, Failure> {
             "a mysql:// URL must be the only one, because locks in MySQL are kept by one server",
         ));
     }
-    let config = MySqlConfig::new(urls.trim())
-        .max_connections(CONNECTIONS_MAX)
-        .operation_timeout(servers.timeout);
+    let config = MySqlConfig::new(urls.trim()).max_connections(CONNECTIONS_MAX);
+    let config = match servers.timeout {
+        Some(timeout) => config.operation_timeout(timeout),
+        None => config,
+    };
     let config = with_table(config, servers);
     Ok(match tls(&servers.tls)? {
         Some(tls) => config.tls(tls),

@@ -18,6 +18,9 @@ use crate::{
 
 /// Each lock that is held or waited for has a connection.
 const DEFAULT_MAX_CONNECTIONS: u32 = 20;
+/// Default time of an exchange. In the longest one, two statements wait for a locked table until
+/// the server refuses them, each for a second. A shorter time would end before that.
+const DEFAULT_OPERATION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a [`MySqlMgr`](crate::MySqlMgr) reaches its server, and the defaults of its locks.
 ///
@@ -51,6 +54,7 @@ impl MySqlConfig {
         let common = Config::nodes([""; 0]).prefix("").pool_size(DEFAULT_MAX_CONNECTIONS);
         // The server decides who is next.
         let common = common.local_handover(Duration::ZERO);
+        let common = common.operation_timeout(DEFAULT_OPERATION_TIMEOUT);
         MySqlConfig {
             url: url.into(),
             table: "distlock".into(),
@@ -121,7 +125,12 @@ impl MySqlConfig {
     }
 
     /// Sets the maximum time for connecting to the server and for each exchange with it, beyond the
-    /// wait for a lock. Defaults to 1 s.
+    /// wait for a lock. Defaults to 3 s. For a lock with a ttl below three times this timeout, a
+    /// third of the ttl is the limit.
+    ///
+    /// The server refuses a statement that waits for a locked table, for example during `ALTER
+    /// TABLE`, after a second. With a limit below 3 s, calls may end before that, and then return
+    /// [`Unavailable`](LockError::Unavailable) instead of a timeout.
     pub fn operation_timeout(mut self, timeout: Duration) -> MySqlConfig {
         self.common = self.common.operation_timeout(timeout);
         self

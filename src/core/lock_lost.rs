@@ -20,8 +20,9 @@ pub enum LockLost {
     /// The lock no longer exists on the server: it was deleted, flushed, evicted, renamed, or lost
     /// in a restart.
     Gone,
-    /// The server has closed the connection that held the lock, and released the lock with it. Only
-    /// in MySQL and MariaDB.
+    /// The connection that held the lock was closed, and the server released the lock with it. The
+    /// server has closed it, or the manager has, for example because the server had become
+    /// read-only; the log says why. Only in MySQL and MariaDB.
     ConnectionLost,
     /// The lock was held for [`max_hold`](crate::LockOptions::max_hold), and was then released.
     MaxHold,

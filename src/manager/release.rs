@@ -1,6 +1,6 @@
 //! How locks are released: by their holders, by other clients, and after an abandoned acquisition.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use super::{HeldLock, Manager};
 use crate::{
@@ -30,6 +30,21 @@ pub(super) fn without_retries(error: LockError) -> LockError {
     match error {
         LockError::Unavailable { advice: RETRIED, .. } => error.advising(LEFT_TO_EXPIRE),
         error => error,
+    }
+}
+
+/// What the log says about a failed release whose caller does not get the outcome. `subject` names
+/// the locks.
+pub(crate) fn describe_failed_release(
+    subject: &dyn fmt::Display,
+    error: &LockError,
+    is_retried: bool,
+) -> String {
+    match error {
+        // Its message says what happens to the lock.
+        LockError::Unavailable { .. } => error.to_string(),
+        _ if is_retried => format!("will retry releasing {subject} in the background: {error}"),
+        _ => format!("{error}; {ENDS_WITH_CONNECTION}"),
     }
 }
 
@@ -334,5 +349,38 @@ impl Manager {
         if let Err(error) = self.backend.clean_up_once(claim, residue, until) {
             log_safely!(debug, "could not clean up {:?}: {error}; it is left to expire", claim.key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_release_is_logged_as_retried_only_if_it_is() {
+        let error = LockError::Refused {
+            action: Action::Release,
+            name: Some("x".into()),
+            server: "h:3306".into(),
+            code: "1142".into(),
+            message: "no".into(),
+        };
+        let text = |is_retried| describe_failed_release(&"lock \"x\"", &error, is_retried);
+        assert!(text(true).starts_with("will retry releasing lock \"x\" in the background: could"));
+        let closed = text(false);
+        assert!(closed.starts_with("could not release lock \"x\""), "{closed}");
+        assert!(
+            closed
+                .ends_with("; the server releases the lock when it notices the closed connection"),
+            "{closed}"
+        );
+        let gone = LockError::Unavailable {
+            action: Action::Release,
+            name: Some("x".into()),
+            server: "h".into(),
+            cause: "down".into(),
+            advice: RETRIED,
+        };
+        assert!(describe_failed_release(&"it", &gone, true).ends_with(RETRIED));
     }
 }

@@ -7,8 +7,8 @@ use super::{
     database::Database,
     inspect,
     outcome::{
-        RowResult, check, check_created, is_renewed, is_table_locked, refusal, row_result,
-        unexpected,
+        NO_TRANSACTION, RowResult, check, check_created, is_renewed, is_table_locked, refusal,
+        row_result, unexpected,
     },
     packet::StatementResult,
     pool::PooledSession,
@@ -36,6 +36,9 @@ use crate::{
 /// Number of times that one call asks again after the server has rolled its transaction back, or
 /// has found no row, or no holder of a busy one.
 const UNDECIDED_MAX: u32 = 5;
+/// Growth of the pause before each repeat of a request that found a busy row without a holder. A
+/// holder that releases its lock is in this state until its commit is on the disk.
+const UNDECIDED_PAUSE: Duration = Duration::from_millis(1);
 /// Time after which a waiter looks for the holder. Most waits for a busy lock are shorter, and a
 /// look for each would delay every hand-over.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
@@ -115,7 +118,7 @@ impl<'a> MySqlAcquisition<'a> {
             // a moment before.
             self.left_waiting = error.is_timeout();
         })?;
-        match row_result(reply) {
+        match row_result(reply, session.connection.id()) {
             RowResult::Acquired(token) => {
                 self.granted(session, sent, claim.ttl, token).map(Answer::Granted)
             }
@@ -190,7 +193,7 @@ impl<'a> MySqlAcquisition<'a> {
         let Waiting { mut session, sent, ends } = waiting;
         self.left_waiting = false;
         drop(ends);
-        match row_result(reply) {
+        match row_result(reply, session.connection.id()) {
             RowResult::Acquired(token) => {
                 session.note_wait_for(claim.key.lock_key());
                 let now = clock::now();
@@ -202,7 +205,7 @@ impl<'a> MySqlAcquisition<'a> {
                 let connection = &mut session.connection;
                 let reply = connection.query(&renewal, self.deadline())?;
                 if !is_renewed(&reply, connection.id())? {
-                    return Err(unexpected("it does not keep the transaction of a lock"));
+                    return Err(unexpected(NO_TRANSACTION));
                 }
                 self.granted(session, now, claim.ttl, token).map(Answer::Granted)
             }
@@ -256,6 +259,8 @@ impl<'a> MySqlAcquisition<'a> {
                 let holder = holder?;
                 if holder.is_none() && asking == Asking::Last && self.may_ask_again() {
                     // It has been released meanwhile, or not been marked yet.
+                    let pause = UNDECIDED_PAUSE.saturating_mul(self.undecided);
+                    clock::sleep_until(clock::now().saturating_add(pause).min(deadline));
                     self.session = Some(session);
                     return Ok(Answer::Undecided);
                 }
@@ -331,7 +336,10 @@ impl<'a> MySqlAcquisition<'a> {
 
 impl Acquisition for MySqlAcquisition<'_> {
     fn ask(&mut self, asking: Asking, _: Option<QueuePlace>) -> Answer {
-        self.try_ask(asking).unwrap_or_else(|error| Answer::Failed(BackendError::Node(error)))
+        self.try_ask(asking).unwrap_or_else(|error| {
+            self.database.close_idle_if_read_only(&error);
+            Answer::Failed(BackendError::Node(error))
+        })
     }
 
     fn on_grant_message(&mut self, _: GrantNotice) -> Option<Grant> {

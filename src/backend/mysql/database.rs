@@ -67,6 +67,15 @@ impl Database {
         clock::now().saturating_add(self.operation_timeout)
     }
 
+    /// After an error that says that the server is read-only, closes the idle sessions, so that the
+    /// next calls connect to the server that the host name leads to then.
+    pub(super) fn close_idle_if_read_only(&self, error: &NodeError) {
+        if error.is_not_master() {
+            self.locks.close_idle();
+            self.control.close_idle();
+        }
+    }
+
     /// Runs `action` on a connection that holds no lock. Closes it after a failure.
     pub(super) fn with_control<T>(
         &self,

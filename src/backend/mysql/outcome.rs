@@ -9,6 +9,7 @@ use crate::backend::error::{NodeError, NodeErrorKind};
 pub(super) const READ_ONLY: &str = "READONLY";
 /// There is no such table, as in errors.
 pub(super) const NO_TABLE: &str = "1146";
+pub(super) const NO_TRANSACTION: &str = "it does not keep the transaction of a lock";
 /// A wait for a row or a table has reached its limit.
 const LOCK_WAIT: u16 = 1205;
 /// There is no connection of this number.
@@ -31,8 +32,17 @@ pub(super) enum RowResult {
     Failed(NodeError),
 }
 
-/// Judges the reply to a request for a row.
-pub(super) fn row_result(reply: Vec<StatementResult>) -> RowResult {
+/// Judges the reply to a request for a row on the connection with this id. The request ends with a
+/// renewal, because a session can be older than a change of the server to read-only, and some users
+/// may write there nevertheless.
+pub(super) fn row_result(mut reply: Vec<StatementResult>, connection: u64) -> RowResult {
+    if !matches!(reply.last(), Some(StatementResult::Refused(_))) {
+        match is_renewed(&reply, connection) {
+            Ok(true) => drop(reply.pop()),
+            Ok(false) => return RowResult::Failed(unexpected(NO_TRANSACTION)),
+            Err(error) => return RowResult::Failed(error),
+        }
+    }
     let mut found = None;
     let mut set = None;
     for result in reply {
@@ -65,7 +75,7 @@ pub(super) fn row_result(reply: Vec<StatementResult>) -> RowResult {
         (Some(true), Some((0, _))) => {
             RowResult::Failed(NodeError { outcome_unknown: false, kind: has_holder() })
         }
-        _ => RowResult::Failed(unexpected("it does not keep the transaction of a lock")),
+        _ => RowResult::Failed(unexpected(NO_TRANSACTION)),
     }
 }
 
@@ -98,13 +108,14 @@ pub(super) fn is_released(reply: &[StatementResult]) -> Result<bool, NodeError> 
     }
 }
 
-/// Judges the reply to a renewal on the connection with this id.
+/// Judges the reply to a renewal on the connection with this id. Fails if the server is read-only.
 pub(super) fn is_renewed(reply: &[StatementResult], connection: u64) -> Result<bool, NodeError> {
     check(reply)?;
     match reply {
         [.., StatementResult::Rows { rows, in_transaction }] => {
-            let is_writable = is_writable(text(rows, 0, 1));
-            Ok(*in_transaction && number(rows, 0, 0) == Some(connection) && is_writable)
+            let is_kept = *in_transaction && number(rows, 0, 0) == Some(connection);
+            let is_read_only = !is_writable(text(rows, 0, 1));
+            if is_kept && is_read_only { Err(read_only()) } else { Ok(is_kept) }
         }
         _ => Err(unexpected("it replied to a renewal with something else")),
     }
@@ -125,6 +136,12 @@ pub(super) fn is_no_connection(error: &NodeError) -> bool {
 /// Whether this value of the variable `read_only` allows writing. It is a number up to MariaDB 12.
 pub(super) fn is_writable(read_only: Option<&str>) -> bool {
     matches!(read_only, Some("0" | "OFF"))
+}
+
+/// The server is read-only, so locks belong to another one, or soon will.
+pub(super) fn read_only() -> NodeError {
+    let (code, message) = (READ_ONLY.into(), "the server is read-only".into());
+    NodeError { outcome_unknown: false, kind: NodeErrorKind::Refused { code, message } }
 }
 
 /// Kind of cluster, if each of its members keeps row locks of its own. From a list of variables.
@@ -257,13 +274,18 @@ mod tests {
         done(0, 0, true)
     }
 
+    /// The result of a request for a row, on a server that is not read-only.
+    fn judge(reply: Vec<StatementResult>) -> RowResult {
+        row_result([reply, vec![found(&["42", "0"], true)]].concat(), 42)
+    }
+
     #[test]
     fn token_is_taken_from_a_row_that_is_ours() {
         let reply = vec![begun(), found(&["5"], true), done(1, 7, true)];
-        assert!(matches!(row_result(reply), RowResult::Acquired(7)));
+        assert!(matches!(judge(reply), RowResult::Acquired(7)));
         // The connection's lease was set first.
         let reply = vec![done(0, 0, false), begun(), found(&["5"], true), done(1, 7, true)];
-        assert!(matches!(row_result(reply), RowResult::Acquired(7)));
+        assert!(matches!(judge(reply), RowResult::Acquired(7)));
     }
 
     #[test]
@@ -276,29 +298,44 @@ mod tests {
             vec![begun(), found(&["5"], true), done(1, 7, false)],
             Vec::new(),
         ] {
-            let result = row_result(reply.clone());
+            let result = judge(reply.clone());
             assert!(matches!(result, RowResult::Failed(_)), "{reply:?}: {result:?}");
         }
     }
 
     #[test]
     fn errors_of_a_row_are_told_apart() {
-        let result = |code| row_result(vec![begun(), refused(code)]);
+        let result = |code| row_result(vec![begun(), refused(code)], 42);
         for limit in [1205, 1969, 3024, 3572] {
             assert!(matches!(result(limit), RowResult::Busy), "{limit}");
         }
         assert!(matches!(result(1213), RowResult::Interrupted(_)));
         assert!(matches!(result(1146), RowResult::Failed(_)));
-        let absent = row_result(vec![begun(), found(&[], true), done(0, 0, true)]);
+        let absent = judge(vec![begun(), found(&[], true), done(0, 0, true)]);
         assert!(matches!(absent, RowResult::Absent));
-        let created_meanwhile = row_result(vec![begun(), found(&[], true), done(1, 7, true)]);
+        let created_meanwhile = judge(vec![begun(), found(&[], true), done(1, 7, true)]);
         assert!(matches!(created_meanwhile, RowResult::Acquired(7)));
-        let updated = row_result(vec![begun(), done(1, 7, true)]);
+        let updated = judge(vec![begun(), done(1, 7, true)]);
         assert!(matches!(updated, RowResult::Acquired(7)));
-        assert!(matches!(row_result(vec![begun(), done(0, 0, true)]), RowResult::Unchanged));
+        assert!(matches!(judge(vec![begun(), done(0, 0, true)]), RowResult::Unchanged));
         assert!(
             check_created(&[refused(1205)]).is_ok() && check_created(&[refused(1142)]).is_err()
         );
+    }
+
+    #[test]
+    fn row_on_a_read_only_server_is_not_a_lock() {
+        let row = [begun(), found(&["5"], true), done(1, 7, true)];
+        for (state, is_read_only) in [
+            (vec![found(&["42", "1"], true)], true),
+            (vec![found(&["43", "0"], true)], false),
+            (Vec::new(), false),
+        ] {
+            match row_result([row.to_vec(), state].concat(), 42) {
+                RowResult::Failed(error) => assert_eq!(error.is_not_master(), is_read_only),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]
@@ -319,9 +356,11 @@ mod tests {
         assert!(is_renewed(&[found(&["42", "0"], true)], 42).unwrap());
         assert!(!is_renewed(&[found(&["42", "0"], false)], 42).unwrap());
         assert!(!is_renewed(&[found(&["43", "0"], true)], 42).unwrap());
-        assert!(!is_renewed(&[found(&["42", "1"], true)], 42).unwrap());
+        for read_only in ["1", "ON", "NO_LOCK"] {
+            let error = is_renewed(&[found(&["42", read_only], true)], 42).unwrap_err();
+            assert!(error.is_not_master(), "{read_only}: {error:?}");
+        }
         assert!(is_renewed(&[found(&["42", "OFF"], true)], 42).unwrap());
-        assert!(!is_renewed(&[found(&["42", "NO_LOCK"], true)], 42).unwrap());
         assert!(!is_renewed(&[found(&[], true)], 42).unwrap());
         assert!(is_renewed(&[refused(1927)], 42).is_err() && is_renewed(&[], 42).is_err());
     }

@@ -145,6 +145,14 @@ impl SessionPool {
         }
     }
 
+    /// Closes the sessions that nobody uses.
+    pub(super) fn close_idle(&self) {
+        let idle = self.idle.lock().as_mut().map(std::mem::take);
+        for session in idle.into_iter().flatten() {
+            session.connection.quit();
+        }
+    }
+
     /// Closes what is idle, and ends all waiting for a place.
     pub(super) fn close(&self) {
         self.queue.close();

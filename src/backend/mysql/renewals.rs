@@ -2,7 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{database::Database, outcome::is_renewed, pool::PooledSession, statement::RENEW};
+use super::{
+    database::Database,
+    outcome::{NO_TRANSACTION, is_renewed, unexpected},
+    pool::PooledSession,
+    statement::RENEW,
+};
 use crate::{
     backend::{
         LeaseRenewals, Renewal, RenewalLimits, RenewalReport,
@@ -14,7 +19,10 @@ use crate::{
         lock_lost::LockLost,
         validity::deadline_from_sent,
     },
-    sys::clock::{self, Moment},
+    sys::{
+        clock::{self, Moment},
+        display::Quoted,
+    },
 };
 
 pub(super) struct MySqlRenewals(pub(super) Arc<Database>);
@@ -37,12 +45,12 @@ impl LeaseRenewals for MySqlRenewals {
         for (index, lease) in leases.iter().enumerate() {
             match held.check_out(lease.claim.id.as_str()) {
                 Some(session) => match send(session, lease) {
-                    Some((session, sent)) => pending.push(Pending { index, session, sent }),
-                    None => renewals[index] = self.lose(lease),
+                    Ok((session, sent)) => pending.push(Pending { index, session, sent }),
+                    Err(error) => renewals[index] = self.lose(lease, Some(&error)),
                 },
                 // Released meanwhile, or lost.
                 None if lease.ended().is_some() => {}
-                None => renewals[index] = self.lose(lease),
+                None => renewals[index] = self.lose(lease, None),
             }
         }
         let mut check_at = Some(clock::now());
@@ -63,14 +71,14 @@ impl LeaseRenewals for MySqlRenewals {
                 }
                 let lease = leases[one.index];
                 match receive(&mut one) {
-                    Some(true) => {
+                    Ok(Some(())) => {
                         let until = deadline_from_sent(one.sent, lease.claim.ttl);
                         let until = until.max(lease.deadline());
                         renewals[one.index] = Renewal::Confirmed { until, sent: one.sent };
                         held.put_back(lease.claim.id.as_str(), Some(one.session), watch);
                     }
-                    Some(false) => renewals[one.index] = self.lose(lease),
-                    None => pending.push(one),
+                    Ok(None) => pending.push(one),
+                    Err(error) => renewals[one.index] = self.lose(lease, Some(&error)),
                 }
             }
             let now = clock::now();
@@ -96,37 +104,47 @@ impl LeaseRenewals for MySqlRenewals {
 impl MySqlRenewals {
     /// Ends a lease whose connection does not keep the lock any more. At once, because the replies
     /// for other leases can take a while.
-    fn lose(&self, lease: &Lease) -> Renewal {
-        lease.end(LeaseEnd::Lost(LockLost::ConnectionLost));
+    fn lose(&self, lease: &Lease, why: Option<&NodeError>) -> Renewal {
+        let is_news = lease.end(LeaseEnd::Lost(LockLost::ConnectionLost));
         self.0.held.put_back(lease.claim.id.as_str(), None, None);
+        if let Some(error) = why {
+            self.0.close_idle_if_read_only(error);
+            if is_news {
+                log_safely!(
+                    warn,
+                    "could not renew lock {} at {}: {}; it is lost, so acquire it again",
+                    Quoted(lease.claim.key.name()),
+                    self.0.label,
+                    error.kind
+                );
+            }
+        }
         Renewal::Lost { why: LockLost::ConnectionLost, leaves_residue: false }
     }
 }
 
-/// Sends a renewal, unless the last one has no reply yet. `None` if the connection is broken.
-fn send(mut session: Box<PooledSession>, lease: &Lease) -> Option<(Box<PooledSession>, Moment)> {
+/// Sends a renewal, unless the last one has no reply yet.
+fn send(
+    mut session: Box<PooledSession>,
+    lease: &Lease,
+) -> Result<(Box<PooledSession>, Moment), NodeError> {
     if let Some(sent) = session.renewal_sent {
-        return Some((session, sent));
+        return Ok((session, sent));
     }
     // After a wait, the server keeps the lock only for the claim window.
     let renewal = session.prepare_lease(lease.claim.ttl) + RENEW;
     let sent = clock::now();
     // The request is smaller than any socket's buffer, which is empty.
-    session.connection.send(&renewal, sent).ok()?;
+    session.connection.send(&renewal, sent)?;
     session.renewal_sent = Some(sent);
-    Some((session, sent))
+    Ok((session, sent))
 }
 
-/// Reads a reply, if it has arrived: whether it confirms the lease.
-fn receive(one: &mut Pending) -> Option<bool> {
+/// Reads a reply, if it has arrived. Fails if it does not confirm the lease.
+fn receive(one: &mut Pending) -> Result<Option<()>, NodeError> {
     let connection = &mut one.session.connection;
     let id = connection.id();
-    match connection.try_receive() {
-        Ok(None) => None,
-        Ok(Some(reply)) => {
-            one.session.renewal_sent = None;
-            Some(is_renewed(&reply, id).unwrap_or(false))
-        }
-        Err(_) => Some(false),
-    }
+    let Some(reply) = connection.try_receive()? else { return Ok(None) };
+    one.session.renewal_sent = None;
+    if is_renewed(&reply, id)? { Ok(Some(())) } else { Err(unexpected(NO_TRANSACTION)) }
 }

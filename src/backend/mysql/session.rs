@@ -6,7 +6,7 @@ use super::{
     connection::Connection,
     endpoint::MySqlEndpoint,
     loss_watch::LossWatch,
-    outcome::{self, cluster_in, is_writable, number, rows, text, unexpected},
+    outcome::{self, cluster_in, is_writable, number, read_only, rows, text, unexpected},
     packet::StatementResult,
     statement::{Table, open_session, set_idle_seconds, set_lease_seconds},
 };
@@ -189,9 +189,7 @@ fn check_server(
         ));
     }
     if !is_writable(text(&reported, 0, 3)) {
-        let (code, message) = (outcome::READ_ONLY.into(), "the server is read-only".into());
-        let kind = NodeErrorKind::Refused { code, message };
-        return Err(NodeError { outcome_unknown: false, kind });
+        return Err(read_only());
     }
     if let Some(cluster) = cluster_in(&variables)
         && !allow_cluster

@@ -22,7 +22,8 @@ const LIMIT_MIN: Duration = Duration::from_millis(1);
 pub(super) const PRUNE_ROWS_MAX: usize = 1_000;
 
 /// Renews a lease: the server restarts its idle timeout with every request. A query and not a ping,
-/// which a proxy may answer itself.
+/// which a proxy may answer itself. Each request for a lock ends with it too, because it says
+/// whether the server is read-only.
 pub(super) const RENEW: &str = "SELECT CONNECTION_ID(),@@global.read_only";
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
@@ -85,7 +86,7 @@ impl Table {
     /// Acquires the lock if nobody holds its row, in one request.
     pub(super) fn try_acquire(&self, name: &str, id: &str) -> String {
         let (select, set_holder) = (self.select_row("", name), self.set_holder("", name, id));
-        format!("BEGIN;{select} NOWAIT;{set_holder}")
+        format!("BEGIN;{select} NOWAIT;{set_holder};{RENEW}")
     }
 
     /// Acquires the lock after a wait for its row, in the server's queue. In MariaDB the update
@@ -104,13 +105,13 @@ impl Table {
             let limit = limit.map_or(String::new(), |limit| {
                 format!("SET STATEMENT max_statement_time={} FOR ", seconds(limit))
             });
-            return format!("BEGIN;{limit}{}", self.set_holder(&mark, name, id));
+            return format!("BEGIN;{limit}{};{RENEW}", self.set_holder(&mark, name, id));
         }
         let hint = limit.map_or(String::new(), |limit| {
             format!("/*+ MAX_EXECUTION_TIME({}) */ ", limit.as_millis())
         });
         let select = self.select_row(&(hint + &mark), name);
-        format!("BEGIN;{select};{}", self.set_holder("", name, id))
+        format!("BEGIN;{select};{};{RENEW}", self.set_holder("", name, id))
     }
 
     fn select_row(&self, comments: &str, name: &str) -> String {

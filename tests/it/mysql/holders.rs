@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use distlock::{LockError, LockLost, LockOptions, MySqlMgr, Released};
+use distlock::{LockError, LockGuard, LockLost, LockOptions, MySqlConfig, MySqlMgr, Released};
 
 use super::{
     LONG_TTL_MS, await_end_of, await_free, await_waits, config, create_table, is_mariadb,
@@ -263,13 +263,15 @@ fn forked_child_cannot_use_or_release_its_parents_lock() {
     });
 }
 
+/// The settings are the defaults, because the timeout must be longer than the server's limits.
+///
 /// Fault: N161
 #[test]
 fn alter_table_leaves_no_waiting_statements_behind() {
     on_each_server(|server| {
         let mgr = manager(server);
         let guard = mgr.lock("x").unwrap();
-        let impatient = MySqlMgr::new(config(server.url()).operation_timeout(3 * SECOND)).unwrap();
+        let impatient = MySqlMgr::new(MySqlConfig::new(server.url())).unwrap();
         let blocked = || {
             let rows = server.execute(
                 "SELECT ID FROM information_schema.PROCESSLIST \
@@ -282,23 +284,36 @@ fn alter_table_leaves_no_waiting_statements_behind() {
                 server.execute("SET lock_wait_timeout=1000; ALTER TABLE distlock ADD note INT")
             });
             eventually("it waits", TEST_TIMEOUT, || blocked() == 1);
-            for _ in 0..3 {
-                let error = completes_within(CALL_LIMIT, "a try", || {
-                    impatient.try_lock("y").map(drop).unwrap_err()
-                });
-                assert!(matches!(error, LockError::Timeout { holder: None, .. }), "{error:?}");
-            }
+            await_timeouts(&impatient, "y");
             eventually("only ALTER TABLE waits", CALL_LIMIT, || blocked() == 1);
             assert!(guard.is_held());
             guard.release().unwrap().unwrap_released();
         });
-        drop(impatient.lock("y").unwrap());
+        drop(await_free(&impatient, "y"));
     });
 }
 
+/// Waits until both kinds of calls end with a timeout, without a holder. A slow machine can use up
+/// the time of an exchange, so another call may succeed in reporting that.
+#[track_caller]
+fn await_timeouts(mgr: &MySqlMgr, name: &str) {
+    for wait in [Duration::ZERO, Duration::from_millis(1_500)] {
+        eventually("a call ends with a timeout", TEST_TIMEOUT, || {
+            match mgr.try_lock_for(name, wait).map(drop).unwrap_err() {
+                LockError::Timeout { holder: None, .. } => true,
+                LockError::Unavailable { .. } => false,
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+}
+
+/// The settings are the defaults, because the timeout must be longer than the server's limits.
+///
 /// Fault: N161
 #[test]
 fn tables_that_are_locked_for_reading_cost_no_lock() {
+    const LOCKS: usize = 5;
     on_each_server(|server| {
         if !is_mariadb(server) {
             println!("NOT SHOWN on MySQL: MariaDB alone does not wait for the holder");
@@ -306,21 +321,20 @@ fn tables_that_are_locked_for_reading_cost_no_lock() {
         }
         let mgr = manager(server);
         drop(mgr.lock("y").unwrap());
-        let guards = ["a", "b"].map(|name| mgr.lock(name).unwrap());
-        let impatient = MySqlMgr::new(config(server.url()).operation_timeout(3 * SECOND)).unwrap();
+        let kept = mgr.lock("kept").unwrap();
+        let impatient = MySqlMgr::new(MySqlConfig::new(server.url())).unwrap();
+        let names: Vec<_> = (0..LOCKS).map(|number| format!("x{number}")).collect();
+        let mut held: Vec<_> = names.iter().map(|name| impatient.lock(name).unwrap()).collect();
         let mut backup = server.connect();
         backup.query_drop("FLUSH TABLES WITH READ LOCK").unwrap();
-        let error = completes_within(CALL_LIMIT, "a try", || {
-            impatient.try_lock("y").map(drop).unwrap_err()
-        });
-        assert!(matches!(error, LockError::Timeout { holder: None, .. }), "{error:?}");
-        let [released, kept] = guards;
-        let released = completes_within(CALL_LIMIT, "a release", || released.release());
-        released.unwrap().unwrap_released();
+        await_timeouts(&impatient, "y");
+        // A slow machine can use up the time of some of them.
+        let released = |guard: LockGuard| matches!(guard.release(), Ok(Released::Released));
+        assert!(held.drain(..).any(released), "no release was confirmed");
         kept.renew().unwrap();
         backup.query_drop("UNLOCK TABLES").unwrap();
         kept.release().unwrap().unwrap_released();
-        for name in ["a", "b", "y"] {
+        for name in names.iter().map(String::as_str).chain(["kept", "y"]) {
             drop(await_free(&impatient, name));
         }
     });

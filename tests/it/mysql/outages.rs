@@ -6,7 +6,10 @@ use distlock::{CancelToken, LockError, LockLost, LockOptions, MultiGuard, MySqlM
 
 use super::{await_free, await_waits, config, is_mariadb, manager, on_each_server, waits};
 use crate::{
-    helpers::{CALL_LIMIT, SECOND, UnwrapReleased, completes_within, expect_loss, spawn_call},
+    helpers::{
+        CALL_LIMIT, SECOND, UnwrapReleased, capture_log, completes_within, expect_loss,
+        in_own_process, spawn_call,
+    },
     support::{Fault, FaultProxy, TEST_TIMEOUT, contains, eventually},
 };
 
@@ -79,6 +82,67 @@ fn server_that_becomes_read_only_ends_its_locks() {
     });
 }
 
+/// Fault: N162
+/// Promise: P7
+#[test]
+fn loss_on_a_read_only_server_is_logged_with_the_reason() {
+    let test = "mysql::outages::loss_on_a_read_only_server_is_logged_with_the_reason";
+    if !in_own_process(test, &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    on_each_server(|server| {
+        let mgr = MySqlMgr::new(config(server.url()).ttl(6 * SECOND)).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        logged.lock().clear();
+        server.execute("SET GLOBAL read_only = 1");
+        assert_eq!(expect_loss(&guard), LockLost::ConnectionLost);
+        let count = || logged.lock().iter().filter(|line| line.contains("could not renew")).count();
+        eventually("the reason is logged", TEST_TIMEOUT, || count() == 1);
+        let lines = logged.lock().join("\n");
+        assert!(lines.contains("READONLY the server is read-only"), "{lines}");
+    });
+}
+
+/// The user may write nevertheless, and the manager has open connections. Only what the server says
+/// about itself shows that locks belong to another one.
+///
+/// Fault: N250
+/// Promise: P1
+#[test]
+fn read_only_server_grants_nothing_to_a_privileged_user() {
+    const WAIT: Duration = SECOND.saturating_mul(5);
+    on_each_server(|server| {
+        let url = server.create_user("app", "secret");
+        server.execute("GRANT ALL ON *.* TO app@127.0.0.1");
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let direct = MySqlMgr::new(config(url.clone())).unwrap();
+        let proxied = url.replace(&server.port().to_string(), &proxy.addr().port().to_string());
+        let mgr = MySqlMgr::new(config(proxied)).unwrap();
+        // These connections are idle then.
+        drop(["a", "b", "c"].map(|name| mgr.lock(name).unwrap()));
+        let guard = direct.lock("x").unwrap();
+        // This one waits for its turn, which comes after the change.
+        let wait = proxy.on_request(contains("distlock wait"), Fault::HoldRequest);
+        let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, WAIT).map(drop));
+        wait.wait_fired();
+        server.execute("SET GLOBAL read_only = 1");
+        let error = mgr.try_lock("a").map(drop).unwrap_err();
+        assert!(matches!(&error, LockError::Refused { code, .. } if code == "READONLY"), "{error}");
+        guard.release().unwrap().unwrap_released();
+        wait.release();
+        let waited = waiting.join().unwrap();
+        assert!(waited.is_err(), "a lock after a wait on a read-only server");
+        drop(direct);
+        eventually("no connection is left", TEST_TIMEOUT, || {
+            let listed = "SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'app'";
+            server.execute(listed).is_empty()
+        });
+        server.execute("SET GLOBAL read_only = 0");
+        drop(await_free(&mgr, "a"));
+    });
+}
+
 /// Fault: N163
 #[test]
 fn lost_reply_to_an_acquisition_leaves_the_lock_free() {
@@ -120,6 +184,23 @@ fn lost_reply_to_a_release_leaves_the_lock_free() {
             await_free(&other, "x").release().unwrap().unwrap_released();
         }
         assert_eq!(mgr.metrics().lost(), 0);
+    });
+}
+
+/// As when the server shuts down: afterwards, nothing answers a look for the next holder.
+///
+/// Fault: N163
+#[test]
+fn release_that_ends_the_connection_needs_no_look() {
+    on_each_server(|server| {
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        let guard = mgr.lock("x").unwrap();
+        proxy.on_request(contains(RELEASE), Fault::ResetAfterRequest);
+        let looks =
+            proxy.on_request(contains("READ UNCOMMITTED"), Fault::ResetAfterRequest).forever();
+        guard.release().unwrap().unwrap_released();
+        assert_eq!(looks.fired(), 0, "looks for the next holder");
     });
 }
 

@@ -2,14 +2,17 @@
 
 use std::{sync::Barrier, thread, time::Duration};
 
-use distlock::{CancelToken, LockError, LockOptions, MySqlMgr};
+use distlock::{CancelToken, LockError, LockOptions, MySqlConfig, MySqlMgr};
 
 use super::{
     LONG_TTL_MS, await_waits, config, create_table, manager, on_each_server, spawn_locker, waits,
 };
 use crate::{
     helpers::{CALL_LIMIT, UnwrapReleased, completes_within, spawn_call, timed},
-    support::{Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually},
+    support::{
+        Fault, FaultProxy, MySqlServer, TEST_TIMEOUT, contains, eventually,
+        mysql::prelude::Queryable,
+    },
 };
 
 /// Only counts the requests.
@@ -256,6 +259,56 @@ fn client_that_loses_the_creation_of_the_row_keeps_its_place() {
     );
     guard.release().unwrap().unwrap_released();
     drop(completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap()));
+}
+
+/// The insertion of the row waits for the other client's transaction until the server refuses it.
+/// The settings are the defaults, because the timeout must be longer than that.
+///
+/// Fault: N159
+#[test]
+fn client_that_loses_the_creation_of_the_row_finds_it_held() {
+    on_each_server(|server| {
+        let holder = manager(server);
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let mgr = MySqlMgr::new(MySqlConfig::new(proxy.url())).unwrap();
+        let mut number = 0;
+        // A slow machine can use up the time of a call.
+        eventually("a call finds the lock held", TEST_TIMEOUT, || {
+            number += 1;
+            let name = format!("x{number}");
+            let held = proxy.on_request(contains("INSERT IGNORE"), Fault::HoldRequest);
+            let call = spawn_call(&mgr, &name, |mgr, name| mgr.try_lock(name).map(drop));
+            held.wait_fired();
+            let guard = holder.lock(&name).unwrap();
+            held.release();
+            let error = call.join().unwrap().unwrap_err();
+            drop(guard);
+            match error {
+                LockError::Held { .. } => true,
+                LockError::Unavailable { .. } => false,
+                other => panic!("{other:?}"),
+            }
+        });
+    });
+}
+
+/// As while a holder commits its release: the row is locked, and has no holder. A repeat that came
+/// at once would find the same.
+#[test]
+fn try_lock_waits_a_moment_for_a_holder_that_commits() {
+    const PAUSES: Duration = Duration::from_millis(1 + 2 + 3 + 4 + 5);
+    on_each_server(|server| {
+        let mgr = manager(server);
+        mgr.lock("x").unwrap().release().unwrap().unwrap_released();
+        let mut other = server.connect();
+        other.query_drop("BEGIN; SELECT * FROM distlock FOR UPDATE").unwrap();
+        let (result, took) = timed(|| mgr.try_lock("x").map(drop));
+        let error = result.unwrap_err();
+        assert!(matches!(error, LockError::Timeout { holder: None, .. }), "{error:?}");
+        assert!(took >= PAUSES, "repeated without pauses, within {took:?}");
+        other.query_drop("ROLLBACK").unwrap();
+        drop(mgr.try_lock("x").unwrap());
+    });
 }
 
 /// Its first request is long past when it gets the lock.
