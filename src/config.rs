@@ -178,7 +178,8 @@ impl Config {
     }
 
     /// Sets the maximum number of pooled connections to each node. Defaults to 10. A thread that
-    /// waits for a lock uses none of them.
+    /// waits for a lock uses none of them. A request waits for a connection for at most half an
+    /// [operation timeout](Self::operation_timeout), or with several nodes for a whole one.
     pub fn pool_size(mut self, connections: u32) -> Config {
         self.pool_size = connections;
         self

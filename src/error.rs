@@ -85,7 +85,8 @@ pub enum LockError {
         /// What is wrong, and what to do.
         reason: String,
     },
-    /// All pooled connections were in use until the timeout. Return connections sooner, or raise
+    /// All pooled connections were in use, for half an operation timeout, or with several nodes for
+    /// a whole one. Return connections sooner, or raise
     /// [`Config::pool_size`](crate::Config::pool_size).
     #[non_exhaustive]
     PoolExhausted {
