@@ -56,9 +56,10 @@ fn lookups() -> usize {
 
 /// Fault: F58
 #[test]
-fn hung_resolver_delays_no_call_and_uses_one_thread() {
-    if in_own_network("faults::network::resolver::hung_resolver_delays_no_call_and_uses_one_thread")
-    {
+fn hung_resolver_delays_no_call_and_uses_few_threads() {
+    if in_own_network(
+        "faults::network::resolver::hung_resolver_delays_no_call_and_uses_few_threads",
+    ) {
         return;
     }
     let silent = UdpSocket::bind("127.0.0.1:53").unwrap();
@@ -73,7 +74,7 @@ fn hung_resolver_delays_no_call_and_uses_one_thread() {
         let error =
             completes_within(CALL_LIMIT, "a wait", || mgr.try_lock_for("x", SECOND).unwrap_err());
         assert!(error.is_unavailable(), "{error}");
-        assert!(lookups() <= 1, "{} lookups", lookups());
+        assert!(lookups() <= 3, "{} lookups", lookups());
     }
     silent.recv(&mut [0; 512]).expect("it was asked for the name");
     // A manager with an IP address needs no resolver.
