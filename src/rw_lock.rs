@@ -168,9 +168,9 @@ guard_type! {
 
 impl WriteGuard {
     /// Turns the write lock into a read lock with the same id and token, without a moment in which
-    /// another writer could have it. Readers at the head of the queue are granted the lock too.
-    /// Blocks for one round trip, at most for one
-    /// [operation timeout](crate::Config::operation_timeout). The channel of
+    /// another writer could have it. Readers at the head of the queue are granted the lock too: up
+    /// to a hundred at once, and the others when they ask next. Blocks for one round trip, at most
+    /// for one [operation timeout](crate::Config::operation_timeout). The channel of
     /// [`lost`](LockGuard::lost) of this guard closes; the new guard has its own.
     ///
     /// # Errors

@@ -134,7 +134,7 @@ impl NodeError {
         }
     }
 
-    /// Whether the only known cause is that time ran out.
+    /// Whether time ran out, whether or not the error says for what.
     pub(crate) fn is_timeout(&self) -> bool {
         match &self.kind {
             NodeErrorKind::Io(error) => error.kind() == io::ErrorKind::TimedOut,
