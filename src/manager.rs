@@ -21,7 +21,8 @@ use std::{
 
 use self::by_id::LocksById;
 pub(crate) use self::{
-    handle::ManagerHandle, local_handover::HandedOver, release::describe_failed_release,
+    acquire::HeldThrough, handle::ManagerHandle, local_handover::HandedOver,
+    release::describe_failed_release,
 };
 use crate::{
     acquire::{Acquirer, Breaker},

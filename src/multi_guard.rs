@@ -10,7 +10,7 @@ use crate::{
     error::{LockError, Result},
     guard::{LockGuard, forked_channel},
     lock_info::Released,
-    manager::{Manager, ManagerHandle, describe_failed_release},
+    manager::{HeldThrough, Manager, ManagerHandle, describe_failed_release},
     reentrant::check_not_own,
     renew::Registration,
     sys::display::Quoted,
@@ -196,8 +196,8 @@ fn acquire_in_order(
     for name in names {
         let options = limit.apply(manager, options);
         // If one is lost already, the call need not wait for the next.
-        let acquire =
-            |()| manager.acquire_with(LockKind::Mutex, name, &options, true, Some(&places));
+        let through = HeldThrough::MultiGuard(&places);
+        let acquire = |()| manager.acquire(LockKind::Mutex, name, &options, through);
         match guards.iter().try_for_each(LockGuard::ensure_held).and_then(acquire) {
             Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
             Err(error) => {

@@ -17,7 +17,7 @@ use crate::{
     error::{LockError, Result},
     guard::LockGuard,
     lock_info::Released,
-    manager::ManagerHandle,
+    manager::{HeldThrough, ManagerHandle},
 };
 
 type HeldByThread = HashMap<(u64, Box<str>), Weak<LockGuard>>;
@@ -80,7 +80,7 @@ pub(crate) fn acquire_unless_own(
     options: &LockOptions,
 ) -> Result<LockGuard> {
     check_not_own(handle, name, options)?;
-    let held = handle.manager()?.acquire(kind, name, options)?;
+    let held = handle.manager()?.acquire(kind, name, options, HeldThrough::Guard)?;
     Ok(LockGuard::new(held, handle.clone()))
 }
 
@@ -104,7 +104,7 @@ impl ReentrantGuard {
             guard.ensure_held()?;
             return Ok(ReentrantGuard { guard, manager_number: key.0 });
         }
-        let held = manager.acquire(LockKind::Mutex, name, options)?;
+        let held = manager.acquire(LockKind::Mutex, name, options, HeldThrough::Guard)?;
         let guard = Rc::new(LockGuard::new(held, handle.clone()));
         let number = key.0;
         // This cannot fail: the table existed above, and only this thread can destroy it.

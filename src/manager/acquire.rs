@@ -25,6 +25,19 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
+/// What the caller will hold a lock through.
+#[derive(Clone, Copy)]
+pub(crate) enum HeldThrough<'a> {
+    /// A guard of its own.
+    Guard,
+    /// One guard for several locks, which limits how long all of them are held. The places are
+    /// what the call has reserved for them.
+    MultiGuard(&'a ReservedPlaces),
+    /// Only its id. So no other lock of the process may have that id, and the lock is not handed
+    /// over inside the process.
+    Id,
+}
+
 /// A granted lock.
 pub(super) struct Acquired {
     pub(super) claim: Claim,
@@ -89,26 +102,18 @@ impl Manager {
         kind: LockKind,
         name: &str,
         options: &LockOptions,
-    ) -> Result<HeldLock> {
-        self.acquire_with(kind, name, options, true, None)
-    }
-
-    /// Acquires a lock of this kind. Unless it `is_local`, it is not handed over inside the
-    /// process, so that no other lock of the process has its id. If it is one of several,
-    /// `places` are what the call has reserved for them, and the caller limits how long they are
-    /// held.
-    pub(crate) fn acquire_with(
-        &self,
-        kind: LockKind,
-        name: &str,
-        options: &LockOptions,
-        is_local: bool,
-        places: Option<&ReservedPlaces>,
+        through: HeldThrough<'_>,
     ) -> Result<HeldLock> {
         let _time = self.time.enter();
         let mut params = self.config.resolve(options)?;
-        if places.is_some() {
-            params.max_hold = None;
+        let (mut places, mut is_local) = (None, true);
+        match through {
+            HeldThrough::Guard => {}
+            HeldThrough::MultiGuard(reserved) => {
+                places = Some(reserved);
+                params.max_hold = None;
+            }
+            HeldThrough::Id => is_local = false,
         }
         let is_kept = !params.hold_at_least.is_zero();
         if is_kept {
@@ -125,7 +130,7 @@ impl Manager {
         let since = clock::now();
         let call_deadline = since.saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
-        let is_local = is_local && !is_kept;
+        is_local &= !is_kept;
         let turn = match self.acquirer.outage(&claim) {
             Some(error) => Err(error),
             None => {

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 
-use super::{HeldLock, Manager};
+use super::{HeldLock, HeldThrough, Manager};
 use crate::{
     config::LockOptions,
     core::{key::LockKey, kind::LockKind},
@@ -52,13 +52,8 @@ impl Manager {
         ttl: Duration,
         wait: Duration,
     ) -> Result<Option<String>> {
-        match self.acquire_with(
-            LockKind::Mutex,
-            name,
-            &LockOptions::new().ttl(ttl).wait(wait),
-            false,
-            None,
-        ) {
+        let options = LockOptions::new().ttl(ttl).wait(wait);
+        match self.acquire(LockKind::Mutex, name, &options, HeldThrough::Id) {
             Ok(held) => self.insert_by_id(held).map(Some),
             Err(error) if error.is_contended() => Ok(None),
             Err(error) => Err(error),
