@@ -224,6 +224,11 @@ impl Config {
     /// longest, with a larger token and the same [id](crate::LockGuard::id). A later release goes
     /// to the servers: clients elsewhere wait for at most this time and one hold longer. Locks that
     /// differ in ttl or renewal do not pass, nor do other kinds than mutexes.
+    ///
+    /// Of the threads that wait for a mutex, only one of each manager is in the servers' queue. The
+    /// next one joins that queue, at its end, when the first has had the lock. So if locks are held
+    /// for longer than this time, a manager with many waiting threads gets the lock as often as one
+    /// with a single thread that asks again and again. With zero, each thread has its own place.
     pub fn local_handover(mut self, window: Duration) -> Config {
         self.local_handover = window;
         self
@@ -276,10 +281,11 @@ impl Config {
     /// ever been used, or if nobody has held a lock there for the longest ttl in use. Never call it
     /// whenever a program or a node starts.
     ///
-    /// If a node has been used, the call fails unless `even_if_used` is true, and changes nothing.
-    /// But a node that has lost its data cannot be recognised. The declaration applies to the
-    /// present run of each server: once a node restarts, it is in quarantine again. A manager that
-    /// has already connected to a node waits for the end of its quarantine.
+    /// If all nodes are declared new already, the call changes nothing. If only some are, or if one
+    /// has been used, it fails unless `even_if_used` is true, and changes nothing: another one may
+    /// have lost its data. If all have lost their data, the call cannot notice. The declaration
+    /// applies to the present run of each server: once a node restarts, it is in quarantine again.
+    /// A manager that has already connected to a node waits for the end of its quarantine.
     ///
     /// For a single server without a quarantine, this does nothing. Of several nodes, all must be
     /// reachable.
@@ -289,7 +295,7 @@ impl Config {
     /// [`LockError::InvalidConfig`](crate::LockError::InvalidConfig) if a node has been used, is a
     /// replica or was one, or if the configuration is invalid. Errors such as
     /// [`LockError::Unavailable`](crate::LockError::Unavailable) if a node cannot be reached; then
-    /// call this again.
+    /// call this again, with `true` if some nodes have been declared new by the call that failed.
     pub fn declare_nodes_new(&self, even_if_used: bool) -> Result<()> {
         match self.validate()? {
             config if config.endpoints.len() < 2 && config.quarantine.is_zero() => Ok(()),

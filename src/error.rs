@@ -3,19 +3,13 @@
 
 mod action;
 mod advice;
+mod message;
 
-use std::{error::Error, fmt, io, sync::Arc, time::Duration};
+use std::{error::Error, io, sync::Arc, time::Duration};
 
 pub use self::action::Action;
-use self::advice::advice;
-use crate::{
-    core::{
-        holder::Holder,
-        key::InvalidName,
-        lock_lost::LockLost,
-        node_answer::{AnswerList, NodeAnswer},
-    },
-    sys::display::{HumanDuration, Quoted},
+use crate::core::{
+    holder::Holder, key::InvalidName, lease::Lease, lock_lost::LockLost, node_answer::NodeAnswer,
 };
 
 /// The result of all fallible functions of this crate.
@@ -84,6 +78,8 @@ pub enum LockError {
         server: Arc<str>,
         /// What is wrong, and what to do.
         reason: String,
+        /// What the manager does after a failed release; otherwise empty.
+        advice: &'static str,
     },
     /// All pooled connections were in use, for half an operation timeout, or with several nodes for
     /// a whole one. Return connections sooner, or raise
@@ -98,6 +94,8 @@ pub enum LockError {
         server: Arc<str>,
         /// The size of the pool.
         pool_size: u32,
+        /// What the manager does after a failed release; otherwise empty.
+        advice: &'static str,
     },
     /// The server replied with an error: authentication, permissions, read-only, out of memory.
     #[non_exhaustive]
@@ -112,6 +110,8 @@ pub enum LockError {
         code: String,
         /// The rest of the server's error, shortened and escaped.
         message: String,
+        /// What the manager does after a failed release; otherwise empty.
+        advice: &'static str,
     },
     /// Too few of several nodes gave a reply that counts, so the holder could not be determined.
     #[non_exhaustive]
@@ -127,6 +127,8 @@ pub enum LockError {
         /// Whether a node does not vote yet, because it may have lost its data. See
         /// [`Config::quarantine`](crate::Config::quarantine).
         quarantined: bool,
+        /// What the manager does after a failed release; otherwise empty.
+        advice: &'static str,
     },
     /// The lock key holds something that is not a lock; it was not changed. Use another name or
     /// prefix.
@@ -207,12 +209,36 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// Replaces what the message says about what to do, if the server was unavailable.
+    /// The error of a call that needs a lease which is not held.
+    pub(crate) fn not_held(lease: &Lease) -> LockError {
+        let (name, why) = (lease.claim.key.name().to_owned(), lease.why_not_held());
+        LockError::Lost { name, why }
+    }
+
+    /// Replaces what the message says at its end about what to do, or what the manager does.
     pub(crate) fn advising(mut self, what: &'static str) -> LockError {
-        if let LockError::Unavailable { advice, .. } = &mut self {
+        if let LockError::Unavailable { advice, .. }
+        | LockError::Tls { advice, .. }
+        | LockError::PoolExhausted { advice, .. }
+        | LockError::Refused { advice, .. }
+        | LockError::NoQuorum { advice, .. } = &mut self
+        {
             *advice = what;
         }
         self
+    }
+
+    /// Returns the end of the message: what to do, or what the manager does after a failed release.
+    /// Empty if there is nothing to say.
+    pub fn advice(&self) -> &'static str {
+        match self {
+            LockError::Unavailable { advice, .. }
+            | LockError::Tls { advice, .. }
+            | LockError::PoolExhausted { advice, .. }
+            | LockError::Refused { advice, .. }
+            | LockError::NoQuorum { advice, .. } => advice,
+            _ => "",
+        }
     }
 
     /// Returns true if another client holds the lock: [`Held`](Self::Held) or
@@ -293,139 +319,8 @@ impl LockError {
     }
 }
 
-impl fmt::Display for LockError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LockError::Held { name, holder, server } => {
-                let held = holder.hold_clause();
-                write!(f, "lock {} {held} (according to {server})", Quoted(name))
-            }
-            LockError::Timeout { name, behind_own_threads: true, .. } => write!(
-                f,
-                "could not acquire lock {}: other threads of this process wait for it, and come \
-                 first; wait too, or try again later",
-                Quoted(name)
-            ),
-            LockError::Timeout { name, holder, waited, server, .. } => {
-                write!(
-                    f,
-                    "lock {} did not become free within {}: ",
-                    Quoted(name),
-                    HumanDuration(*waited)
-                )?;
-                match holder {
-                    Some(holder) => {
-                        write!(f, "it {} (according to {server})", holder.hold_clause())
-                    }
-                    None => write!(f, "its holder is unknown, because {server} did not reply"),
-                }
-            }
-            LockError::Unavailable { action, name, server, cause, advice } => {
-                write!(f, "could not {action} {} at {server}: {cause}", Subject(name))?;
-                if advice.is_empty() { Ok(()) } else { write!(f, "; {advice}") }
-            }
-            LockError::Tls { action, name, server, reason } => {
-                write!(f, "could not {action} {} at {server}: {reason}", Subject(name))
-            }
-            LockError::PoolExhausted { action, name, server, pool_size } => write!(
-                f,
-                "could not {action} {} at {server}: {} in use; return them sooner, or raise \
-                 Config::pool_size (MySqlConfig::max_connections)",
-                Subject(name),
-                AllConnections(*pool_size)
-            ),
-            LockError::Refused { action, name, server, code, message } => {
-                write!(
-                    f,
-                    "could not {action} {}: {server} refused with {code} {message}",
-                    Subject(name)
-                )?;
-                advice(code, message).map_or(Ok(()), |advice| write!(f, " ({advice})"))
-            }
-            LockError::NoQuorum { action, name, needed, answers, quarantined } => {
-                let nodes = answers.len();
-                write!(
-                    f,
-                    "could not {action} {}: needs {needed} of {nodes} nodes (",
-                    Subject(name)
-                )?;
-                write!(f, "{})", AnswerList(answers))?;
-                f.write_str(if *quarantined { QUARANTINE_ADVICE } else { "" })
-            }
-            LockError::WrongType { name, key, server } => write!(
-                f,
-                "could not use lock {}: key {} at {server} holds something that is not a lock, \
-                 and was not changed; choose another name or prefix",
-                Quoted(name),
-                Quoted(key)
-            ),
-            LockError::InvalidName { reason } => write!(f, "invalid lock name: {reason}"),
-            LockError::InvalidOptions { reason } => write!(f, "invalid lock options: {reason}"),
-            LockError::InvalidConfig { reason } => write!(f, "invalid configuration: {reason}"),
-            LockError::Lost { name, why } => {
-                let name = Quoted(name);
-                write!(f, "lock {name} is lost: {why}; acquire it again before you go on")
-            }
-            LockError::AlreadyInitialized => f.write_str(
-                "the process-wide manager already exists and was not changed; call RedisMgr::init \
-                 before the first RedisMgr::instance, or create a separate manager with \
-                 RedisMgr::new",
-            ),
-            LockError::InitInProgress => f.write_str(
-                "this thread is creating the process-wide manager, and cannot use it yet; do not \
-                 call RedisMgr::instance from a logger",
-            ),
-            LockError::WouldDeadlock { name } => write!(
-                f,
-                "could not acquire lock {}: this thread holds it by lock_reentrant, and would wait \
-                 for itself; release that guard first, or call lock_reentrant again",
-                Quoted(name)
-            ),
-            LockError::Cancelled { name, waited } => write!(
-                f,
-                "could not acquire lock {}: the wait was cancelled after {}",
-                Quoted(name),
-                HumanDuration(*waited)
-            ),
-            LockError::Shutdown => f.write_str("the lock manager has been shut down"),
-            LockError::Forked => f.write_str(
-                "this process was forked from one that had created a lock manager, so it cannot \
-                 lock; fork before creating the first manager, or call exec in the child",
-            ),
-            LockError::NoThread { purpose, cause } => {
-                write!(f, "could not start a thread for the {purpose}: {cause}")
-            }
-        }
-    }
-}
-
 /// The advice where a server was unavailable and nothing remains of the call.
 pub(crate) const TRY_AGAIN: &str = "try again later";
-
-const QUARANTINE_ADVICE: &str = "; if no node has ever been used, run distlock init or call \
-     Config::declare_nodes_new; for tests, set Config::quarantine(Duration::ZERO)";
-
-struct AllConnections(u32);
-
-impl fmt::Display for AllConnections {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            1 => f.write_str("the only pooled connection is"),
-            size => write!(f, "all {size} pooled connections are"),
-        }
-    }
-}
-
-struct Subject<'a>(&'a Option<String>);
-
-impl fmt::Display for Subject<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(name) => write!(f, "lock {}", Quoted(name)),
-            None => f.write_str("the server"),
-        }
-    }
-}
 
 impl Error for LockError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {

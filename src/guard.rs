@@ -9,19 +9,21 @@ use std::{
     time::Duration,
 };
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, bounded};
 
 pub(crate) use self::guard_type::guard_type;
 use crate::{
     core::{
-        detached::Detached, id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost,
+        detached::Detached,
+        id::LockId,
+        kind::LockKind,
+        lease::{Lease, LossChannel},
+        lock_lost::LockLost,
         token::FencingToken,
     },
     error::{LockError, Result},
-    local::LocalHold,
     lock_info::Released,
-    manager::{HandedOver, HeldLock, Manager, ManagerHandle, describe_failed_release},
-    observe::HoldSpan,
+    manager::{HeldLock, Manager, ManagerHandle},
     renew::{Registration, RenewalPlan},
     sys::{
         clock::{self, Moment},
@@ -72,26 +74,13 @@ use crate::{
 #[must_use = "if unused, the lock is released at once"]
 pub struct LockGuard {
     lease: Arc<Lease>,
-    /// `None` once the guard has been released or dropped; the same holds for `manager`.
-    registration: Option<(Registration, HoldSpan, RenewalPlan, Option<LocalHold<HandedOver>>)>,
-    manager: Option<Arc<ManagerHandle>>,
+    /// `None` once the guard has been released or dropped.
+    held: Option<(HeldLock, Arc<ManagerHandle>)>,
 }
 
 impl LockGuard {
     pub(crate) fn new(held: HeldLock, manager: Arc<ManagerHandle>) -> LockGuard {
-        LockGuard {
-            lease: held.lease,
-            registration: Some((held.registration, held.span, held.plan, held.local)),
-            manager: Some(manager),
-        }
-    }
-
-    /// Limits how long the lock is held.
-    pub(crate) fn limit_hold(&mut self, hold_until: Moment) {
-        if let Some((registration, _, plan, _)) = &mut self.registration {
-            registration.limit_hold(hold_until);
-            plan.hold_until = hold_until;
-        }
+        LockGuard { lease: held.lease.clone(), held: Some((held, manager)) }
     }
 
     /// Returns the name of the lock, without its prefix.
@@ -149,7 +138,7 @@ impl LockGuard {
         if self.lease.is_held(self.lease.now()) {
             return Ok(());
         }
-        Err(LockError::Lost { name: self.name().to_owned(), why: self.lease.why_not_held() })
+        Err(LockError::not_held(&self.lease))
     }
 
     /// Returns a channel that receives one message, with the reason, when the lock is lost: as soon
@@ -225,12 +214,8 @@ impl LockGuard {
     /// What the manager needs to renew the lease.
     pub(crate) fn renewable(&self) -> Result<((&Arc<Lease>, &Registration), &Manager)> {
         self.ensure_held()?;
-        match (&self.registration, &self.manager) {
-            (Some((registration, ..)), Some(manager)) => {
-                Ok(((&self.lease, registration), manager.manager()?))
-            }
-            _ => Err(LockError::Shutdown),
-        }
+        let (held, manager) = self.held.as_ref().ok_or(LockError::Shutdown)?;
+        Ok(((&held.lease, &held.registration), manager.manager()?))
     }
 
     /// Releases the lock and returns the outcome. Blocks for one round trip, at most for one
@@ -269,10 +254,9 @@ impl LockGuard {
     /// # Ok::<(), distlock::LockError>(())
     /// ```
     pub fn release_later(mut self) {
-        let is_retried = self.can_release_in_background();
         let Some((held, manager)) = self.take_parts() else { return };
-        let released = manager.release(|inner, timeout| inner.release_later(held, timeout));
-        self.log_failed_release(released, is_retried);
+        let released = manager.release(|inner, timeout| inner.give_up(held, true, timeout));
+        self.log_failed_release(released);
     }
 
     /// Leaves the lock to a successor, usually in another process. Renews it once, and then neither
@@ -308,7 +292,7 @@ impl LockGuard {
     /// Whether the lock is held, and nothing but a release or a loss will end that.
     pub(crate) fn is_held_until_released(&self) -> bool {
         let is_endless = |plan: &RenewalPlan| plan.renew && plan.hold_until == Moment::NEVER;
-        self.is_held() && self.registration.as_ref().is_some_and(|(_, _, plan, _)| is_endless(plan))
+        self.is_held() && self.held.as_ref().is_some_and(|(held, _)| is_endless(&held.plan))
     }
 
     pub(crate) fn is_released_in_background(&self) -> bool {
@@ -317,19 +301,18 @@ impl LockGuard {
 
     /// Whether [`release_later`](Self::release_later) does not wait.
     pub(crate) fn can_release_in_background(&self) -> bool {
-        let manager = self.manager.as_ref().and_then(|handle| handle.manager_unless_forked());
+        let manager = self.held.as_ref().and_then(|(_, handle)| handle.manager_unless_forked());
         manager.is_some_and(Manager::releases_in_background)
     }
 
     /// Has a loss reported to the channel of several guards. Call it before [`lost`](Self::lost).
-    pub(crate) fn report_loss_to(&self, sender: &Sender<LockLost>, receiver: &Receiver<LockLost>) {
-        self.lease.report_loss_to(sender, receiver);
+    pub(crate) fn report_loss_to(&self, channel: &Arc<LossChannel>) {
+        self.lease.report_loss_to(channel);
     }
 
-    fn log_failed_release(&self, released: Option<Result<()>>, is_retried: bool) {
+    fn log_failed_release(&self, released: Option<Result<()>>) {
         if let Some(Err(error)) = released {
-            let lock = format!("lock {}", Quoted(self.name()));
-            log_safely!(warn, "{}", describe_failed_release(&lock, &error, is_retried));
+            log_safely!(warn, "{error}");
         }
     }
 
@@ -384,24 +367,23 @@ impl LockGuard {
 
     /// Returns `None` if there is nothing to release.
     fn take_parts(&mut self) -> Option<(HeldLock, Arc<ManagerHandle>)> {
-        let ((registration, span, plan, local), manager) =
-            (self.registration.take()?, self.manager.take()?);
-        let held = HeldLock { lease: self.lease.clone(), registration, span, plan, local };
+        let parts = self.held.take()?;
         if fork::is_forked_child() {
             // The child must not touch these values, not even to free them.
-            std::mem::forget((held, manager));
+            std::mem::forget(parts);
             return None;
         }
-        Some((held, manager))
+        Some(parts)
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        let is_retried = self.can_release_in_background();
         let Some((held, manager)) = self.take_parts() else { return };
-        let released = manager.release(|inner, timeout| inner.release_on_drop(held, timeout));
-        self.log_failed_release(released, is_retried);
+        let in_background = self.is_released_in_background();
+        let released =
+            manager.release(|inner, timeout| inner.give_up(held, in_background, timeout));
+        self.log_failed_release(released);
         self.log_drop_after_loss();
     }
 }

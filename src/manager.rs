@@ -11,7 +11,6 @@ mod local_handover;
 mod release;
 mod release_all;
 mod renew;
-mod wait_limit;
 
 use std::{
     io::{self, ErrorKind},
@@ -19,15 +18,12 @@ use std::{
     time::Duration,
 };
 
-use self::by_id::LocksById;
-pub(crate) use self::{
-    acquire::HeldThrough, handle::ManagerHandle, local_handover::HandedOver,
-    release::describe_failed_release,
-};
+pub(crate) use self::{acquire::HeldThrough, handle::ManagerHandle};
+use self::{by_id::LocksById, local_handover::HandedOver};
 use crate::{
     acquire::{Acquirer, Breaker},
     backend::{
-        Backend, Inspection, LeaseResidue,
+        Backend, Inspection,
         cluster::ClusterBackend,
         error::{BackendError, NodeError, NodeErrorKind},
         redis::{ConnectionPool, PooledConnections, RedisBackend, RedisSettings},
@@ -46,7 +42,7 @@ use crate::{
     local::{LocalHold, LocalQueues},
     lock_info::LockInfo,
     observe::{HoldSpan, Observer, metrics::Metrics},
-    renew::{LockRenewer, Registration, RenewalPlan, ResidueSink},
+    renew::{LockRenewer, Registration, RenewalPlan},
     sys::clock::{self, Moment, TimeSource},
     wait::GrantListener,
 };
@@ -291,19 +287,4 @@ fn open_backend(config: &ValidatedConfig, observer: &Arc<Observer>) -> Result<Op
 
 fn no_thread(purpose: &'static str) -> impl FnOnce(io::Error) -> LockError {
     move |cause| LockError::NoThread { purpose, cause }
-}
-
-impl ResidueSink for Cleaner {
-    fn clean_up(&self, lease: &Lease) {
-        // After a shutdown, it is left to expire.
-        let _ = self.clean_up_lease(lease);
-    }
-
-    fn clean_up_unless_held(&self, left: LeaseResidue) {
-        Cleaner::clean_up_unless_held(self, left);
-    }
-
-    fn drain(&self, leases: &[Arc<Lease>], deadline: Moment) {
-        Cleaner::drain(self, leases, deadline);
-    }
 }

@@ -2,15 +2,20 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::Receiver;
 
 use crate::{
     config::LockOptions,
-    core::{id::LockId, kind::LockKind, lease::Lease, lock_lost::LockLost, token::FencingToken},
+    core::{
+        id::LockId,
+        lease::{Lease, LossChannel},
+        lock_lost::LockLost,
+        token::FencingToken,
+    },
     error::{LockError, Result},
     guard::{LockGuard, forked_channel},
     lock_info::Released,
-    manager::{HeldThrough, Manager, ManagerHandle, describe_failed_release},
+    manager::{Manager, ManagerHandle},
     reentrant::check_not_own,
     renew::Registration,
     sys::display::Quoted,
@@ -40,12 +45,11 @@ const NAMES_MAX: usize = 1_000;
 pub struct MultiGuard {
     /// In the order of their acquisition, which is that of their names.
     guards: Vec<LockGuard>,
-    lost: Receiver<LockLost>,
+    losses: Arc<LossChannel>,
 }
 
 impl MultiGuard {
-    /// Acquires locks of all these names, in the order of the names, so that two calls never wait
-    /// for each other. Without a wait, all at once if the backend can.
+    /// Acquires locks of all these names, in their order.
     pub(crate) fn acquire(
         handle: &Arc<ManagerHandle>,
         names: impl IntoIterator<Item = impl AsRef<str>>,
@@ -56,16 +60,12 @@ impl MultiGuard {
         names.sort_unstable();
         check(&names, options)?;
         names.iter().try_for_each(|name| check_not_own(handle, name, options))?;
-        let manager = handle.manager()?;
-        let guards = match manager.acquire_at_once(&names, options) {
-            Some(held) => {
-                held?.into_iter().map(|held| LockGuard::new(held, handle.clone())).collect()
-            }
-            None => acquire_in_order(handle, manager, names, options)?,
-        };
-        let (sender, lost) = bounded(1);
-        guards.iter().for_each(|guard| guard.report_loss_to(&sender, &lost));
-        let all = MultiGuard { guards, lost };
+        let held = handle.manager()?.acquire_all(&names, options)?;
+        let guards: Vec<_> =
+            held.into_iter().map(|held| LockGuard::new(held, handle.clone())).collect();
+        let losses = LossChannel::new();
+        guards.iter().for_each(|guard| guard.report_loss_to(&losses));
+        let all = MultiGuard { guards, losses };
         // The first lock may have been lost while the last one was waited for.
         all.ensure_held()?;
         Ok(all)
@@ -110,7 +110,7 @@ impl MultiGuard {
     /// Returns a channel that receives one message when the first of the locks is lost. As
     /// [`LockGuard::lost`]. [`ensure_held`](Self::ensure_held) then names that lock.
     pub fn lost(&self) -> &Receiver<LockLost> {
-        forked_channel().unwrap_or(&self.lost)
+        forked_channel().unwrap_or_else(|| self.losses.receiver())
     }
 
     /// Renews all leases now, as [`LockGuard::renew`] does. Blocks for one round trip or two, at
@@ -181,38 +181,6 @@ impl MultiGuard {
     }
 }
 
-/// Acquires the locks one after the other.
-fn acquire_in_order(
-    handle: &Arc<ManagerHandle>,
-    manager: &Manager,
-    names: Vec<&str>,
-    options: &LockOptions,
-) -> Result<Vec<LockGuard>> {
-    let limit = manager.wait_limit(options);
-    // Before the first lock: calls that keep connections for their locks, while they wait for
-    // further connections, could wait for each other.
-    let places = manager.reserve(&names, options)?;
-    let mut guards: Vec<LockGuard> = Vec::with_capacity(names.len());
-    for name in names {
-        let options = limit.apply(manager, options);
-        // If one is lost already, the call need not wait for the next.
-        let through = HeldThrough::MultiGuard(&places);
-        let acquire = |()| manager.acquire(LockKind::Mutex, name, &options, through);
-        match guards.iter().try_for_each(LockGuard::ensure_held).and_then(acquire) {
-            Ok(held) => guards.push(LockGuard::new(held, handle.clone())),
-            Err(error) => {
-                release_later(guards);
-                return Err(limit.explain(manager, error));
-            }
-        }
-    }
-    // Counted from now on, because the wait for the others is no hold.
-    manager.limit_holds(options, |hold_until| {
-        guards.iter_mut().for_each(|guard| guard.limit_hold(hold_until));
-    })?;
-    Ok(guards)
-}
-
 /// Releases locks without waiting, in reverse. In a database, where each release waits for its
 /// reply, releases all within one operation timeout.
 fn release_later(mut guards: Vec<LockGuard>) {
@@ -225,12 +193,9 @@ fn release_later(mut guards: Vec<LockGuard>) {
 
 /// Releases locks for a caller that does not need the outcome.
 fn release_on_drop(guards: &mut [LockGuard]) {
-    let is_retried = guards.first().is_some_and(LockGuard::can_release_in_background);
     match LockGuard::release_all(guards) {
         Ok(_) | Err(LockError::Forked | LockError::Shutdown) => {}
-        Err(error) => {
-            log_safely!(warn, "{}", describe_failed_release(&"several locks", &error, is_retried));
-        }
+        Err(error) => log_safely!(warn, "{error}"),
     }
 }
 
@@ -248,9 +213,7 @@ fn check(names: &[&str], options: &LockOptions) -> Result<()> {
     }
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         let name = Quoted(pair[0]);
-        return invalid(format!(
-            "the name {name} is given twice, so that the call would wait for itself; leave one out"
-        ));
+        return invalid(format!("the name {name} is given twice; leave one out"));
     }
     if options.is_held_at_least() {
         return invalid(

@@ -83,8 +83,9 @@ impl RedisMgr {
     /// not an error here; see [`ping`](Self::ping).
     ///
     /// With [several nodes](Config::nodes), connects to all of them. That blocks for at most one
-    /// [operation timeout](Config::operation_timeout). The call fails if a node is a replica, or if
-    /// one server is listed under two addresses. An unreachable node is not an error.
+    /// [operation timeout](Config::operation_timeout), and for at most a quarter of it once most
+    /// nodes have replied. The call fails if a node is a replica, or if one server is listed under
+    /// two addresses. A node that does not reply in this time is not an error.
     ///
     /// # Errors
     ///
@@ -104,15 +105,15 @@ impl RedisMgr {
 
     /// Acquires the lock. Waits without a time limit.
     ///
-    /// Waiters are served first in, first out, across threads, processes and machines, except that
-    /// threads of one manager may pass the lock on among themselves for a moment
-    /// ([`Config::local_handover`](crate::Config::local_handover)). A waiting thread uses no pooled
-    /// connection and sends almost no requests.
+    /// Waiters are served first in, first out, across threads, processes and machines. But managers
+    /// take turns: each has one thread in the queue at a time, and its threads may pass the lock on
+    /// among themselves for a moment ([`Config::local_handover`](crate::Config::local_handover)).
+    /// A waiting thread uses no pooled connection and sends almost no requests.
     ///
-    /// The lock is not reentrant: a thread that already holds it waits forever, and logs a warning.
-    /// This is not an error, because another thread may release the guard. Only where the thread
-    /// holds the lock by [`lock_reentrant`](Self::lock_reentrant), whose guard stays on its thread,
-    /// the call fails with [`LockError::WouldDeadlock`].
+    /// The lock is not reentrant: a thread that already holds it waits forever, and usually logs a
+    /// warning. This is not an error, because another thread may release the guard. Only where the
+    /// thread holds the lock by [`lock_reentrant`](Self::lock_reentrant), whose guard stays on its
+    /// thread, the call fails with [`LockError::WouldDeadlock`].
     ///
     /// # Errors
     ///

@@ -14,7 +14,9 @@ pub(crate) fn run(servers: &Servers, options: &Init) -> Outcome {
     config.declare_nodes_new(options.yes)?;
     output::print(&match config.each_node().len() {
         1 => "a single server needs no declaration, because it has no quarantine\n".to_owned(),
-        nodes => format!("declared {nodes} nodes new: they vote at once until they restart\n"),
+        nodes => {
+            format!("the {nodes} nodes are declared new: they vote at once until they restart\n")
+        }
     })?;
     Ok(Exit::Success)
 }

@@ -12,7 +12,7 @@ use crate::{
     },
     core::{
         cancel::CancelToken,
-        claim::{Claim, Grant, Residue},
+        claim::{Grant, Residue},
         holder::Holder,
         kind::HeldBy,
     },
@@ -26,10 +26,7 @@ use crate::{
 
 pub(super) struct Attempt<'a> {
     ctx: &'a Acquirer,
-    claim: &'a Claim,
-    started: Moment,
-    /// Time until which the caller waits for the lock.
-    wait_deadline: Moment,
+    request: AcquireRequest<'a>,
     terms: WaitTerms<'a>,
     acquisition: Box<dyn Acquisition + 'a>,
     wait_handle: Option<WaitHandle>,
@@ -46,13 +43,10 @@ impl<'a> Attempt<'a> {
         ctx: &'a Acquirer,
         request: AcquireRequest<'a>,
         terms: WaitTerms<'a>,
-        started: Moment,
     ) -> Attempt<'a> {
         Attempt {
             ctx,
-            claim: request.claim,
-            started,
-            wait_deadline: request.wait_deadline,
+            request,
             terms,
             acquisition: ctx.backend.acquisition(request),
             wait_handle: None,
@@ -65,7 +59,7 @@ impl<'a> Attempt<'a> {
 
     /// Returns the grant, and whether the lock was contended.
     pub(super) fn run(&mut self) -> Result<(Grant, bool), LockError> {
-        if self.wait_deadline > self.started && self.ctx.listener.is_subscribed() {
+        if self.request.wait_deadline > self.terms.since && self.ctx.listener.is_subscribed() {
             // The subscription is up, so the first request can already join the queue if the lock
             // is held.
             self.ensure_wait_handle();
@@ -75,7 +69,9 @@ impl<'a> Attempt<'a> {
             let place = self.ctx.listener.place();
             let ask_again_at: Option<Moment> = match self.ask(place) {
                 Answer::Granted(grant) => return Ok((grant, self.contended)),
-                Answer::WrongType => return Err(self.ctx.backend.wrong_type(&self.claim.key)),
+                Answer::WrongType => {
+                    return Err(self.ctx.backend.wrong_type(&self.request.claim.key));
+                }
                 Answer::Undecided => continue,
                 Answer::HeadOfQueue => {
                     self.retry = None;
@@ -109,7 +105,7 @@ impl<'a> Attempt<'a> {
     /// Queueing needs a subscription, because a hand-over skips waiters that the server cannot
     /// notify.
     fn asking(&self) -> Asking {
-        if clock::now() >= self.wait_deadline {
+        if clock::now() >= self.request.wait_deadline {
             Asking::Last
         } else if self.wait_handle.is_some() && self.ctx.listener.is_subscribed() {
             Asking::Queue
@@ -124,7 +120,7 @@ impl<'a> Attempt<'a> {
         if let Some(holder) = contention.holder {
             if !std::mem::replace(&mut self.contended, true) {
                 self.warn_if_own(&holder);
-                let (name, id) = (self.claim.key.name(), &self.claim.id);
+                let (name, id) = (self.request.claim.key.name(), &self.request.claim.id);
                 self.ctx.observer.contended(name, id, || holder.clone());
             }
             self.holder = Some(holder);
@@ -133,7 +129,7 @@ impl<'a> Attempt<'a> {
             NextStep::AwaitGrant(report) => Ok(self.on_queued(&report)),
             NextStep::AskAgainAt(at) => Ok(Some(at)),
             NextStep::Queue { exists } => {
-                let wait_deadline = self.wait_deadline;
+                let wait_deadline = self.request.wait_deadline;
                 let is_subscribed = self.ensure_wait_handle().ensure_subscribed(wait_deadline);
                 Ok(if is_subscribed && exists { None } else { Some(self.unsubscribed_poll()) })
             }
@@ -143,18 +139,20 @@ impl<'a> Attempt<'a> {
 
     /// The guard may be on another thread by now, so this is no error.
     fn warn_if_own(&self, holder: &Holder) {
-        let own = &self.claim.id;
+        let own = &self.request.claim.id;
         let is_own = (holder.host(), holder.pid(), holder.tid())
             == (Some(own.host()), Some(own.pid()), Some(own.tid()));
         // Of a semaphore, others free permits too.
         let is_alone = !matches!(holder.held_by(), HeldBy::Permits { .. });
-        let is_endless = self.wait_deadline == Moment::NEVER;
-        if is_own && is_alone && !holder.is_kept() && is_endless {
+        let is_endless = self.request.wait_deadline == Moment::NEVER;
+        // Inside a process, a lock passes on with its id; and its release may not be confirmed yet.
+        let is_held = || (self.terms.is_first_hold)(holder.id());
+        if is_own && is_alone && !holder.is_kept() && is_endless && is_held() {
             log_safely!(
                 warn,
                 "this thread waits for lock {}, which it has acquired itself; unless another \
                  thread releases it, this one waits forever",
-                Quoted(self.claim.key.name())
+                Quoted(self.request.claim.key.name())
             );
         }
     }
@@ -173,7 +171,7 @@ impl<'a> Attempt<'a> {
         }
         // A hand-over would skip us, because the server has no subscriber on our channel.
         let resubscribed = wait_handle.invalidate_subscription(report.place, report.sent_at)
-            && wait_handle.ensure_subscribed(self.wait_deadline);
+            && wait_handle.ensure_subscribed(self.request.wait_deadline);
         (!resubscribed).then(|| self.unsubscribed_poll())
     }
 
@@ -187,9 +185,9 @@ impl<'a> Attempt<'a> {
         let (now, jitter_seed) = (clock::now(), self.jitter_seed());
         let backend = &self.ctx.backend;
         let limits = RetryLimits {
-            ttl: self.claim.ttl,
+            ttl: self.request.claim.ttl,
             outage_max: self.terms.outage_max,
-            wait_deadline: self.wait_deadline,
+            wait_deadline: self.request.wait_deadline,
             operation_timeout: backend.operation_timeout(),
             longest_silence: backend.longest_silence(),
             waits_in_queue: self.wait_handle.is_some() && self.ctx.listener.is_subscribed(),
@@ -203,6 +201,9 @@ impl<'a> Attempt<'a> {
         let retry = self.retry.get_or_insert_with(|| RetryState::new(now));
         match retry.on_failure(error, &limits, now, jitter_seed) {
             RetryDecision::RetryAt(at) => {
+                if retry.is_outage() {
+                    (self.terms.on_outage)();
+                }
                 if let Some(report) = retry.take_report() {
                     self.report_outage(&report, now);
                 }
@@ -211,16 +212,15 @@ impl<'a> Attempt<'a> {
             RetryDecision::TimedOut => Err(self.timeout_error()),
             RetryDecision::Fail(error) => {
                 if let Some(breaker) = &self.ctx.breaker {
-                    breaker.on_failure(now, self.ctx.request_timeout(self.claim), &error);
+                    breaker.on_failure(now, self.ctx.request_timeout(self.request.claim), &error);
                 }
-                Err(backend.lock_error(error, Action::Acquire, Some(self.claim.key.name())))
+                Err(backend.lock_error(error, Action::Acquire, Some(self.request.claim.key.name())))
             }
         }
     }
 
     fn report_outage(&self, report: &OutageReport, now: Moment) {
-        (self.terms.on_outage)();
-        let (name, id) = (self.claim.key.name(), &self.claim.id);
+        let (name, id) = (self.request.claim.key.name(), &self.request.claim.id);
         let gives_up_in = report.gives_up_at.duration_since(now);
         self.ctx.observer.retrying(name, id, &report.error, gives_up_in);
         // Each waiter fails at a time that counts from its own first failure, so the other waiters
@@ -234,15 +234,16 @@ impl<'a> Attempt<'a> {
     }
 
     fn ensure_wait_handle(&mut self) -> &WaitHandle {
-        let Attempt { ctx, claim, wait_handle, terms, .. } = self;
-        let (lock, id) = (claim.key.lock_key(), claim.id.as_str());
+        let Attempt { ctx, request, wait_handle, terms, .. } = self;
+        let (lock, id) = (request.claim.key.lock_key(), request.claim.id.as_str());
         wait_handle
             .get_or_insert_with(|| WaitHandle::register(&ctx.listener, lock, id, terms.cancel))
     }
 
     /// Sleeps until it is time to ask again, or until the lock is granted.
     fn wait(&mut self, until: Moment) -> Result<Option<Grant>, LockError> {
-        let (wait_deadline, call_deadline) = (self.wait_deadline, self.call_deadline());
+        let (wait_deadline, call_deadline) =
+            (self.request.wait_deadline, self.request.call_deadline);
         let asks_itself = self.retry.is_some() || self.acquisition.must_ask_itself();
         let mut until = until.min(self.acquisition.put_off_until());
         // Even a wait for a server to come back needs a handle, because a shutdown must wake it.
@@ -283,24 +284,19 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Latest time at which the call returns: the wait deadline plus one operation timeout.
-    fn call_deadline(&self) -> Moment {
-        self.wait_deadline.saturating_add(self.ctx.backend.operation_timeout())
-    }
-
     fn timeout_error(&mut self) -> LockError {
-        let name = self.claim.key.name().to_owned();
+        let name = self.request.claim.key.name().to_owned();
         let server = self.ctx.backend.label().clone();
         let holder = self.holder.take();
-        let holder = holder.map(|holder| Box::new(holder.found_by(self.claim.kind)));
+        let holder = holder.map(|holder| Box::new(holder.found_by(self.request.claim.kind)));
         match holder {
-            Some(holder) if self.wait_deadline == self.started => {
+            Some(holder) if self.request.wait_deadline == self.terms.since => {
                 LockError::Held { name, holder, server }
             }
             holder => LockError::Timeout {
                 name,
                 holder,
-                waited: clock::now().duration_since(self.started),
+                waited: clock::now().duration_since(self.terms.since),
                 server,
                 behind_own_threads: false,
             },
@@ -313,8 +309,8 @@ impl<'a> Attempt<'a> {
     }
 
     fn cancelled_error(&self) -> LockError {
-        let waited = clock::now().duration_since(self.started);
-        LockError::Cancelled { name: self.claim.key.name().to_owned(), waited }
+        let waited = clock::now().duration_since(self.terms.since);
+        LockError::Cancelled { name: self.request.claim.key.name().to_owned(), waited }
     }
 
     fn jitter_seed(&self) -> u64 {

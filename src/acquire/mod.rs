@@ -56,6 +56,8 @@ pub(crate) struct WaitTerms<'a> {
     pub(crate) outage_max: Duration,
     /// The lock must be granted for its whole ttl, and not for the claim window only.
     pub(crate) whole_ttl: bool,
+    /// Whether the lock with this id is still held by the guard to which the servers granted it.
+    pub(crate) is_first_hold: &'a dyn Fn(&str) -> bool,
     /// Called when the servers are unreachable, and the claim is pursued nevertheless.
     pub(crate) on_outage: &'a dyn Fn(),
 }
@@ -91,19 +93,22 @@ impl Acquirer {
             cancel,
             places,
         };
-        let mut attempt = Attempt::new(self, request, terms, started);
+        let mut attempt = Attempt::new(self, request, terms);
         attempt.run().map_err(|error| Box::new(NotAcquired { error, residue: attempt.residue() }))
     }
 
-    /// Acquires the locks of all these claims if all are free. Does not wait. Returns within one
-    /// operation timeout.
-    pub(crate) fn run_all(&self, claims: &[Claim]) -> Result<Vec<Grant>, Box<NotAcquired>> {
+    /// Acquires the locks of all these claims if all are free. Does not wait.
+    pub(crate) fn run_all(
+        &self,
+        claims: &[Claim],
+        call_deadline: Moment,
+    ) -> Result<Vec<Grant>, Box<NotAcquired>> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
         self.admit(first)?;
         let backend = &self.backend;
         let failed = |error| backend.lock_error(error, Action::Acquire, Some(first.key.name()));
         let repair_ttl_ms = self.repair_ttl_ms(first);
-        let request = AllRequest { claims, repair_ttl_ms };
+        let request = AllRequest { claims, repair_ttl_ms, call_deadline };
         let AllAnswer { outcome, residue } = backend.acquire_all(request);
         if let Some(breaker) = &self.breaker {
             match &outcome {

@@ -73,6 +73,11 @@ impl RetryState {
         }
     }
 
+    /// Whether the servers are taken to be unavailable.
+    pub(super) fn is_outage(&self) -> bool {
+        self.failures >= REPORT_AT_FAILURE
+    }
+
     /// Takes what to report, once for each outage.
     pub(super) fn take_report(&mut self) -> Option<OutageReport> {
         self.report.take()

@@ -1,9 +1,12 @@
 //! Several locks in one request: all, or none.
 
 use super::error::BackendError;
-use crate::core::{
-    claim::{Claim, Grant, Residue},
-    holder::Holder,
+use crate::{
+    core::{
+        claim::{Claim, Grant, Residue},
+        holder::Holder,
+    },
+    sys::clock::Moment,
 };
 
 /// A request for the locks of several claims, which does not wait. All have the same ttl.
@@ -12,6 +15,8 @@ pub(crate) struct AllRequest<'a> {
     pub(crate) claims: &'a [Claim],
     /// TTL for another holder's key that has none, in milliseconds; 0 to leave the key alone.
     pub(crate) repair_ttl_ms: u64,
+    /// Latest time at which the call returns.
+    pub(crate) call_deadline: Moment,
 }
 
 /// Answer to a request for several locks.

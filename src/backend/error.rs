@@ -407,30 +407,30 @@ impl BackendError {
         action: Action,
         name: Option<&str>,
     ) -> LockError {
-        let name = name.map(str::to_owned);
+        let (name, advice) = (name.map(str::to_owned), "");
         let is_transient = self.is_transient();
         let kind = match self {
             BackendError::Node(failure) => failure.kind,
             BackendError::NoQuorum { needed, answers, quarantined, .. } => {
-                return LockError::NoQuorum { action, name, needed, answers, quarantined };
+                return LockError::NoQuorum { action, name, needed, answers, quarantined, advice };
             }
         };
         match kind {
             NodeErrorKind::PoolExhausted { pool_size } => {
-                LockError::PoolExhausted { action, name, server, pool_size }
+                LockError::PoolExhausted { action, name, server, pool_size, advice }
             }
             NodeErrorKind::Refused { code, message } if !is_transient => {
-                LockError::Refused { action, name, server, code, message }
+                LockError::Refused { action, name, server, code, message, advice }
             }
             NodeErrorKind::Closed => LockError::Shutdown,
-            NodeErrorKind::Tls(reason) => LockError::Tls { action, name, server, reason },
+            NodeErrorKind::Tls(reason) => LockError::Tls { action, name, server, reason, advice },
             reason => {
                 let advice = match reason {
                     NodeErrorKind::NotRedis(_) => CHECK_ADDRESS,
                     // Its text says what to do.
-                    NodeErrorKind::ShortLease(_) => "",
-                    _ if !is_transient => "",
-                    _ => TRY_AGAIN,
+                    NodeErrorKind::ShortLease(_) => advice,
+                    _ if is_transient => TRY_AGAIN,
+                    _ => advice,
                 };
                 LockError::Unavailable { action, name, server, cause: Box::new(reason), advice }
             }

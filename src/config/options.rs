@@ -50,10 +50,6 @@ impl LockOptions {
         self.wait.map_or(left, |wait| Some(left.map_or(wait, |left| left.min(wait))))
     }
 
-    pub(crate) fn cancel_token(&self) -> Option<&CancelToken> {
-        self.cancel.as_ref()
-    }
-
     pub(crate) fn is_held_at_least(&self) -> bool {
         !self.hold_at_least.is_zero()
     }

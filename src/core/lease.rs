@@ -1,7 +1,11 @@
 //! `Lease`: the state that a guard and the renewer share. A lease is held until it is released or
 //! lost; the first end wins and is final.
 
-use std::{fmt, sync::OnceLock, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -31,6 +35,8 @@ const ENDED: u64 = 0;
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) in_flight: InFlight,
+    /// The holder got it from another thread of the process, with its id.
+    pub(crate) is_handed_over: bool,
     /// Dropping the guard does not wait for the release.
     pub(crate) is_released_in_background: bool,
     /// Time until which the lock stays taken, even if it is released earlier; `Moment::default()`
@@ -59,7 +65,7 @@ pub(crate) struct Lease {
     end: Mutex<Option<Box<End>>>,
     /// Created by the first call of [`lost`](Self::lost), because a channel is larger than the
     /// other fields together.
-    loss_channel: OnceLock<Box<LossChannel>>,
+    loss_channel: OnceLock<Arc<LossChannel>>,
 }
 
 struct End {
@@ -76,9 +82,22 @@ pub(crate) enum LeaseEnd {
     Lost(LockLost),
 }
 
-struct LossChannel {
+/// A channel for the first loss of one lease, or of several that share it.
+pub(crate) struct LossChannel {
+    /// `None` once the first of the leases has ended.
     sender: Mutex<Option<Sender<LockLost>>>,
     receiver: Receiver<LockLost>,
+}
+
+impl LossChannel {
+    pub(crate) fn new() -> Arc<LossChannel> {
+        let (sender, receiver) = bounded(1);
+        Arc::new(LossChannel { sender: Mutex::new(Some(sender)), receiver })
+    }
+
+    pub(crate) fn receiver(&self) -> &Receiver<LockLost> {
+        &self.receiver
+    }
 }
 
 impl Lease {
@@ -88,6 +107,7 @@ impl Lease {
         Lease {
             claim,
             in_flight: grant.in_flight,
+            is_handed_over: false,
             is_released_in_background: false,
             keep_until: Moment::default(),
             ttl: AtomicU64::new(ttl),
@@ -109,6 +129,7 @@ impl Lease {
         let grant = self.granted_until(self.node_deadlines.lock().clone());
         let grant = Grant { token: FencingToken(self.claim.token + 1), ..grant };
         let mut lease = Lease::new(self.claim.clone(), grant, now);
+        lease.is_handed_over = true;
         lease.is_released_in_background = release_in_background;
         lease.deadline = AtomicU64::new(self.deadline().as_nanos());
         lease.set_ttl(self.longest_ttl());
@@ -306,21 +327,15 @@ impl Lease {
     /// Returns the channel that receives the reason of a loss, once. A release disconnects the
     /// channel without a message.
     pub(crate) fn lost(&self) -> &Receiver<LockLost> {
-        let channel = self.loss_channel.get_or_init(|| {
-            let (sender, receiver) = bounded(1);
-            Box::new(LossChannel { sender: Mutex::new(Some(sender)), receiver })
-        });
+        let channel = self.loss_channel.get_or_init(LossChannel::new);
         // The lease may have ended before this call.
         self.notify();
-        &channel.receiver
+        channel.receiver()
     }
 
-    /// Uses a channel that several leases share, unless this lease has one already. The channel has
-    /// room for the first loss only.
-    pub(crate) fn report_loss_to(&self, sender: &Sender<LockLost>, receiver: &Receiver<LockLost>) {
-        let sender = Mutex::new(Some(sender.clone()));
-        let channel = LossChannel { sender, receiver: receiver.clone() };
-        let _ = self.loss_channel.set(Box::new(channel));
+    /// Uses a channel that several leases share, unless this lease has one already.
+    pub(crate) fn report_loss_to(&self, channel: &Arc<LossChannel>) {
+        let _ = self.loss_channel.set(channel.clone());
         self.notify();
     }
 
@@ -330,7 +345,7 @@ impl Lease {
         // The thread that takes the sender sends; dropping the sender disconnects the channel.
         let sender = channel.sender.lock().take();
         if let (Some(sender), LeaseEnd::Lost(why)) = (sender, end) {
-            // The channel has room for one message. If leases share it, the first loss counts.
+            // The channel has room for the only message.
             let _ = sender.try_send(why);
         }
     }

@@ -11,14 +11,14 @@ use crate::{
     backend::{Feature, ReservedPlaces},
     config::{LockOptions, LockParams},
     core::{
-        cancel::CancelToken,
         claim::{Claim, Grant},
         id::generate_lock_id,
+        key::LockKey,
         kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
     },
-    error::{Action, LockError, Result},
+    error::{LockError, Result},
     local::{LocalHold, Representative},
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::{Registration, RenewalPlan},
@@ -30,8 +30,7 @@ use crate::{
 pub(crate) enum HeldThrough<'a> {
     /// A guard of its own.
     Guard,
-    /// One guard for several locks, which limits how long all of them are held. The places are
-    /// what the call has reserved for them.
+    /// One guard for several locks. The places are what the call has reserved for them.
     MultiGuard(&'a ReservedPlaces),
     /// Only its id. So no other lock of the process may have that id, and the lock is not handed
     /// over inside the process.
@@ -61,40 +60,6 @@ pub(super) struct Registered {
 }
 
 impl Manager {
-    /// Reserves what the servers need for the locks of these names, which are then acquired one
-    /// after the other. Waits as long as `options` permit.
-    pub(crate) fn reserve(&self, names: &[&str], options: &LockOptions) -> Result<ReservedPlaces> {
-        let _time = self.time.enter();
-        let locks = u32::try_from(names.len()).unwrap_or(u32::MAX);
-        if let Some(max) = self.backend.locks_max().filter(|max| locks > *max) {
-            let reason = format!(
-                "{locks} names need as many connections, and there are at most {max}; raise \
-                 MySqlConfig::max_connections, or give fewer names"
-            );
-            return Err(LockError::InvalidOptions { reason });
-        }
-        let (since, wait, cancel) = (clock::now(), options.wait_limit(), options.cancel_token());
-        let until = wait.map_or(Moment::NEVER, |wait| since.saturating_add(wait));
-        self.backend.reserve(locks, until, cancel).map_err(|error| {
-            if cancel.is_some_and(CancelToken::is_cancelled) {
-                let name = names.first().copied().unwrap_or_default().to_owned();
-                return LockError::Cancelled { name, waited: clock::now().duration_since(since) };
-            }
-            self.backend.lock_error(error, Action::Acquire, None)
-        })
-    }
-
-    /// Calls `limit` with the time until when locks that are held from now on may be held.
-    pub(crate) fn limit_holds(
-        &self,
-        options: &LockOptions,
-        limit: impl FnOnce(Moment),
-    ) -> Result<()> {
-        let _time = self.time.enter();
-        limit(hold_until(&self.config.resolve(options)?));
-        Ok(())
-    }
-
     /// Acquires a lock of this kind, which must be [possible](Self::check_kind) here, and registers
     /// its lease with the renewer.
     pub(crate) fn acquire(
@@ -105,24 +70,28 @@ impl Manager {
         through: HeldThrough<'_>,
     ) -> Result<HeldLock> {
         let _time = self.time.enter();
-        let mut params = self.config.resolve(options)?;
-        let (mut places, mut is_local) = (None, true);
-        match through {
-            HeldThrough::Guard => {}
-            HeldThrough::MultiGuard(reserved) => {
-                places = Some(reserved);
-                params.max_hold = None;
-            }
-            HeldThrough::Id => is_local = false,
-        }
+        self.acquire_key(kind, self.key(name)?, &self.config.resolve(options)?, through)
+    }
+
+    pub(super) fn acquire_key(
+        &self,
+        kind: LockKind,
+        key: LockKey,
+        params: &LockParams,
+        through: HeldThrough<'_>,
+    ) -> Result<HeldLock> {
+        let (places, is_local) = match through {
+            HeldThrough::Guard => (None, true),
+            HeldThrough::MultiGuard(places) => (Some(places), true),
+            HeldThrough::Id => (None, false),
+        };
         let is_kept = !params.hold_at_least.is_zero();
         if is_kept {
             self.check_feature(Feature::Keeping(kind))?;
         }
         let ttl = params.ttl.max(params.hold_at_least);
-        let (key, id) = (self.key(name)?, generate_lock_id());
-        let claim = Claim { key, id, ttl, kind, token: 0 };
-        let observer = &self.observer;
+        let claim = Claim { key, id: generate_lock_id(), ttl, kind, token: 0 };
+        let (name, observer) = (claim.key.name(), &self.observer);
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);
         let time_limit =
@@ -130,12 +99,12 @@ impl Manager {
         let since = clock::now();
         let call_deadline = since.saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
-        is_local &= !is_kept;
+        let is_local = is_local && !is_kept;
         let turn = match self.acquirer.outage(&claim) {
             Some(error) => Err(error),
             None => {
                 self.complete_releases([&claim.key], since);
-                self.await_local_turn(&claim, &params, is_local, since)
+                self.await_local_turn(&claim, params, is_local, since)
             }
         };
         let (representative, waited_locally) = match turn {
@@ -156,6 +125,7 @@ impl Manager {
             places,
             outage_max: params.ttl,
             whole_ttl: is_kept,
+            is_first_hold: &|id| self.renewer.is_first_hold(id),
             on_outage: &|| representative.iter().for_each(Representative::scatter),
         };
         let (grant, contended) = match observer.shield(|| self.acquirer.run(&claim, terms)) {
@@ -164,6 +134,8 @@ impl Manager {
                 if let Some(residue) = failed.residue {
                     self.abandon(&claim, residue, left());
                 }
+                // User code runs next. Other threads must not depend on this one meanwhile.
+                drop(representative);
                 observer.not_acquired(
                     name,
                     &claim.id,
@@ -173,11 +145,14 @@ impl Manager {
                 return Err(failed.error);
             }
         };
-        let (waited, timeout) = (wait_span.end("acquired"), left());
+        let waited = clock::now().duration_since(since);
         let contended = contended || waited_locally;
         let representative = representative.filter(|_| is_local);
         let acquired = Acquired { claim, grant, waited, contended, representative };
-        self.hold(acquired, &params, timeout)
+        let registered = self.register(acquired, params);
+        // A subscriber may block.
+        wait_span.end("acquired");
+        self.report_held(registered, left())
     }
 
     /// Makes a granted lock a held one, whose lease is registered with the renewer. Releases it
@@ -259,19 +234,18 @@ impl Manager {
         if held.lease.is_held(clock::now()) {
             return Ok(held);
         }
-        let name = held.lease.claim.key.name().to_owned();
-        let why = held.lease.why_not_held();
+        let error = match LockError::not_held(&held.lease) {
+            LockError::Lost { why: LockLost::Shutdown, .. } => LockError::Shutdown,
+            lost => lost,
+        };
         // An error of the release changes nothing: the lease has ended.
-        let _ = self.release_on_drop(held, timeout);
-        Err(if why == LockLost::Shutdown {
-            LockError::Shutdown
-        } else {
-            LockError::Lost { name, why }
-        })
+        let in_background = held.lease.is_released_in_background;
+        let _ = self.give_up(held, in_background, timeout);
+        Err(error)
     }
 }
 
 /// Until when a lock that is held from now on may be held.
-fn hold_until(params: &LockParams) -> Moment {
+pub(super) fn hold_until(params: &LockParams) -> Moment {
     params.max_hold.map_or(Moment::NEVER, |limit| clock::now().saturating_add(limit))
 }

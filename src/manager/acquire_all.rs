@@ -1,41 +1,136 @@
-//! How several locks are acquired in one request.
+//! How several locks are acquired: in one request, or one after the other.
 
 use std::time::Duration;
 
-use super::{HeldLock, Manager, acquire::Acquired};
+use super::{
+    HeldLock, HeldThrough, Manager,
+    acquire::{Acquired, hold_until},
+};
 use crate::{
-    config::LockOptions,
+    backend::ReservedPlaces,
+    config::{LockOptions, LockParams},
     core::{
         cancel::CancelToken, claim::Claim, id::generate_lock_ids, key::LockKey, kind::LockKind,
     },
-    error::{LockError, Result},
+    error::{Action, LockError, Result},
     observe::{WaitSpan, event::TimedOutEvent},
-    sys::clock,
+    sys::clock::{self, Moment},
 };
 
 impl Manager {
-    /// Acquires the locks of all these names in one request. Returns `None` if they must be
-    /// acquired one after the other: because the call may wait, or because the backend cannot do
-    /// otherwise.
-    pub(crate) fn acquire_at_once(
+    /// Acquires the locks of all these names, which are sorted, so that two calls never wait for
+    /// each other. Without a wait, all at once if the backend can.
+    pub(crate) fn acquire_all(
         &self,
         names: &[&str],
         options: &LockOptions,
-    ) -> Option<Result<Vec<HeldLock>>> {
+    ) -> Result<Vec<HeldLock>> {
         let _time = self.time.enter();
-        let is_at_once = names.len() > 1 && options.wait_limit().is_some_and(|wait| wait.is_zero());
-        if !is_at_once {
-            return None;
-        }
-        match names.iter().map(|name| self.key(name)).collect::<Result<Vec<_>>>() {
-            Ok(keys) if !self.backend.acquires_all(&keys) => None,
-            Ok(keys) => Some(self.acquire_keys(keys, options)),
-            Err(error) => Some(Err(error)),
+        let params = self.config.resolve(options)?;
+        let keys = names.iter().map(|name| self.key(name)).collect::<Result<Vec<_>>>()?;
+        let is_at_once = params.wait.is_some_and(|wait| wait.is_zero()) && keys.len() > 1;
+        if is_at_once && self.backend.acquires_all(&keys) {
+            self.acquire_at_once(keys, &params)
+        } else {
+            self.acquire_in_order(keys, &params)
         }
     }
 
-    fn acquire_keys(&self, keys: Vec<LockKey>, options: &LockOptions) -> Result<Vec<HeldLock>> {
-        let params = self.config.resolve(options)?;
+    /// Acquires the locks one after the other.
+    fn acquire_in_order(&self, keys: Vec<LockKey>, params: &LockParams) -> Result<Vec<HeldLock>> {
+        let began = clock::now();
+        let until = params.wait.map_or(Moment::NEVER, |wait| began.saturating_add(wait));
+        // Before the first lock: calls that keep connections for their locks, while they wait for
+        // further connections, could wait for each other.
+        let places = self.reserve(&keys, until, params)?;
+        let through = HeldThrough::MultiGuard(&places);
+        let mut held: Vec<HeldLock> = Vec::with_capacity(keys.len());
+        for key in keys {
+            let now = clock::now();
+            let wait = params.wait.map(|_| until.duration_since(now));
+            // Its limit counts from when all are held, because the wait for the others is no hold.
+            let one = LockParams { wait, max_hold: None, ..params.clone() };
+            // If one is lost already, the call need not wait for the next.
+            let lost = held.iter().find(|lock| !lock.lease.is_held(now));
+            let acquired = match lost {
+                Some(lost) => Err(LockError::not_held(&lost.lease)),
+                None => self.acquire_key(LockKind::Mutex, key, &one, through),
+            };
+            match acquired {
+                Ok(lock) => held.push(lock),
+                Err(error) => {
+                    self.give_back(held);
+                    return Err(match error {
+                        // There was no time left for it.
+                        LockError::Held { name, holder, server }
+                            if params.wait != Some(Duration::ZERO) =>
+                        {
+                            let (holder, waited) =
+                                (Some(holder), clock::now().duration_since(began));
+                            LockError::Timeout {
+                                name,
+                                holder,
+                                waited,
+                                server,
+                                behind_own_threads: false,
+                            }
+                        }
+                        error => error,
+                    });
+                }
+            }
+        }
+        let hold_until = hold_until(params);
+        for lock in &mut held {
+            lock.registration.limit_hold(hold_until);
+            lock.plan.hold_until = hold_until;
+        }
+        Ok(held)
+    }
+
+    /// Reserves what the servers need for these locks, which are then acquired one after the other.
+    /// Waits until the given time.
+    fn reserve(
+        &self,
+        keys: &[LockKey],
+        until: Moment,
+        params: &LockParams,
+    ) -> Result<ReservedPlaces> {
+        let locks = u32::try_from(keys.len()).unwrap_or(u32::MAX);
+        if let Some(max) = self.backend.locks_max().filter(|max| locks > *max) {
+            let reason = format!(
+                "{locks} names need as many connections, and there are at most {max}; raise \
+                 MySqlConfig::max_connections, or give fewer names"
+            );
+            return Err(LockError::InvalidOptions { reason });
+        }
+        let (since, cancel) = (clock::now(), params.cancel.as_ref());
+        self.backend.reserve(locks, until, cancel).map_err(|error| {
+            if cancel.is_some_and(CancelToken::is_cancelled) {
+                let name = keys.first().map(|key| key.name().to_owned()).unwrap_or_default();
+                return LockError::Cancelled { name, waited: clock::now().duration_since(since) };
+            }
+            self.backend.lock_error(error, Action::Acquire, None)
+        })
+    }
+
+    /// Releases locks of a call that failed, in reverse, without waiting. In a database, where each
+    /// release waits for its reply, releases all within one operation timeout.
+    fn give_back(&self, held: Vec<HeldLock>) {
+        let timeout = self.operation_timeout();
+        let released = if self.backend.releases_in_background() {
+            held.into_iter().rev().try_for_each(|lock| self.give_up(lock, true, timeout))
+        } else {
+            self.release_all(held, timeout).map(drop)
+        };
+        match released {
+            Ok(()) | Err(LockError::Shutdown) => {}
+            Err(error) => log_safely!(warn, "{error}"),
+        }
+    }
+
+    /// Acquires the locks in one request.
+    fn acquire_at_once(&self, keys: Vec<LockKey>, params: &LockParams) -> Result<Vec<HeldLock>> {
         let (observer, ttl, kind) = (&self.observer, params.ttl, LockKind::Mutex);
         let ids = generate_lock_ids(keys.len());
         let claim = |(key, id)| Claim { key, id, ttl, kind, token: 0 };
@@ -46,7 +141,7 @@ impl Manager {
         };
         let spans: Vec<WaitSpan> = claims.iter().map(begin).collect();
         let began = clock::now();
-        let call_deadline = began.saturating_add(self.operation_timeout().saturating_mul(2));
+        let call_deadline = began.saturating_add(self.operation_timeout());
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
         let refusal = claims.first().and_then(|claim| {
             let is_cancelled = params.cancel.as_ref().is_some_and(CancelToken::is_cancelled);
@@ -61,7 +156,7 @@ impl Manager {
             return Err(error);
         }
         self.complete_releases(claims.iter().map(|claim| &claim.key), began);
-        let grants = match observer.shield(|| self.acquirer.run_all(&claims)) {
+        let grants = match observer.shield(|| self.acquirer.run_all(&claims, call_deadline)) {
             Ok(grants) => grants,
             Err(failed) => {
                 if let Some(residue) = failed.residue {
@@ -73,14 +168,20 @@ impl Manager {
                 return Err(failed.error);
             }
         };
-        let granted = claims.into_iter().zip(grants).zip(spans);
-        let acquired = granted.map(|((claim, grant), span)| {
-            let waited = span.end("acquired");
-            Acquired { claim, grant, waited, contended: false, representative: None }
+        let waited = clock::now().duration_since(began);
+        let acquired = claims.into_iter().zip(grants).map(|(claim, grant)| Acquired {
+            claim,
+            grant,
+            waited,
+            contended: false,
+            representative: None,
         });
-        // A slow event handler of one lock must not cost the others their leases.
-        let registered: Vec<_> =
-            acquired.map(|acquired| self.register(acquired, &params)).collect();
+        // A slow event handler of one lock must not cost the others their leases, nor a slow
+        // subscriber.
+        let registered: Vec<_> = acquired.map(|acquired| self.register(acquired, params)).collect();
+        for span in spans {
+            span.end("acquired");
+        }
         // Even if one cannot be held any more, the others must become locks that can be released.
         let held = registered.into_iter().map(|lock| self.report_held(lock, left()));
         let (held, failed): (Vec<_>, Vec<_>) = held.partition(Result::is_ok);
@@ -88,10 +189,7 @@ impl Manager {
         match failed.into_iter().find_map(Result::err) {
             None => Ok(held),
             Some(error) => {
-                for lock in held {
-                    // What cannot be released now is released in the background.
-                    let _ = self.release_later(lock, left());
-                }
+                self.give_back(held);
                 Err(error)
             }
         }

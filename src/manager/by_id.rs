@@ -67,7 +67,7 @@ impl Manager {
         // A shutdown sets `closed` first, and then empties the table.
         if self.is_closed() {
             drop(by_id);
-            return self.release_on_drop(held, self.time_left()).and(Err(LockError::Shutdown));
+            return self.give_up(held, false, self.time_left()).and(Err(LockError::Shutdown));
         }
         by_id.insert(id.clone(), IdEntry::Held(held));
         Ok(id)

@@ -7,10 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    HeldLock, Manager,
-    release::{EndedLock, KeptBy},
-};
+use super::{HeldLock, Manager, release::EndedLock};
 use crate::{
     backend::Inspection,
     config::LockParams,
@@ -23,6 +20,7 @@ use crate::{
     },
     error::{Action, LockError, Result},
     local::{LocalHold, Representative, Terms, Turn, Wanted},
+    lock_info::Released,
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::{Registration, RenewalPlan},
     sys::clock::{self, Moment},
@@ -149,7 +147,8 @@ impl Manager {
         let plan = RenewalPlan { hold_until, ..plan };
         passing.complete(|hold| HandedOver { lease: next, registration, plan, hold });
         let held_for = lease.held_for(clock::now());
-        Ok(EndedLock { lease, span, was_held: true, held_for, kept_by: KeptBy::OtherThread })
+        let outcome = Some(Ok(Released::Released));
+        Ok(EndedLock { lease, span, was_held: true, held_for, outcome })
     }
 }
 

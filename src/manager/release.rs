@@ -1,6 +1,6 @@
 //! How locks are released: by their holders, by other clients, and after an abandoned acquisition.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{HeldLock, Manager};
 use crate::{
@@ -27,25 +27,7 @@ const ENDS_WITH_CONNECTION: &str = "the server releases the lock when it notices
 
 /// The error of a release whose manager ends right after it, and so retries nothing.
 pub(super) fn without_retries(error: LockError) -> LockError {
-    match error {
-        LockError::Unavailable { advice: RETRIED, .. } => error.advising(LEFT_TO_EXPIRE),
-        error => error,
-    }
-}
-
-/// What the log says about a failed release whose caller does not get the outcome. `subject` names
-/// the locks.
-pub(crate) fn describe_failed_release(
-    subject: &dyn fmt::Display,
-    error: &LockError,
-    is_retried: bool,
-) -> String {
-    match error {
-        // Its message says what happens to the lock.
-        LockError::Unavailable { .. } => error.to_string(),
-        _ if is_retried => format!("will retry releasing {subject} in the background: {error}"),
-        _ => format!("{error}; {ENDS_WITH_CONNECTION}"),
-    }
+    if error.advice() == RETRIED { error.advising(LEFT_TO_EXPIRE) } else { error }
 }
 
 /// A lock whose lease has ended, which has not been reported yet.
@@ -54,28 +36,8 @@ pub(super) struct EndedLock {
     pub(super) span: HoldSpan,
     pub(super) was_held: bool,
     pub(super) held_for: Duration,
-    pub(super) kept_by: KeptBy,
-}
-
-/// Who keeps a lock whose lease has ended.
-#[derive(Clone, Copy)]
-pub(super) enum KeptBy {
-    Servers,
-    /// Another thread of the process has it now.
-    OtherThread,
-    /// The shutdown has released it or left it to expire.
-    Nobody,
-}
-
-impl EndedLock {
     /// The outcome of the release; `None` if the servers still keep the lock.
-    pub(super) fn outcome(&self) -> Option<Result<Released>> {
-        match self.kept_by {
-            KeptBy::Servers => None,
-            KeptBy::OtherThread => Some(Ok(Released::Released)),
-            KeptBy::Nobody => Some(Err(LockError::Shutdown)),
-        }
-    }
+    pub(super) outcome: Option<Result<Released>>,
 }
 
 /// Ends a lease whose holder gives it up, then its renewal. Returns whether it was valid until now.
@@ -90,9 +52,9 @@ impl Manager {
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
-        let ended = self.end(held);
+        let mut ended = self.end(held);
         let release = || self.release_lease(&ended.lease, ended.was_held, timeout);
-        let outcome = ended.outcome().unwrap_or_else(release);
+        let outcome = ended.outcome.take().unwrap_or_else(release);
         self.report_ended(ended, outcome.as_ref().ok());
         outcome
     }
@@ -113,9 +75,10 @@ impl Manager {
         };
         let was_held = end_lease(&lease, registration);
         let is_shut_down = lease.ended() == Some(LeaseEnd::Lost(LockLost::Shutdown));
-        let kept_by = if is_shut_down { KeptBy::Nobody } else { KeptBy::Servers };
+        // A shutdown has released the lock, or left it to expire.
+        let outcome = is_shut_down.then_some(Err(LockError::Shutdown));
         let held_for = lease.held_for(clock::now());
-        EndedLock { lease, span, was_held, held_for, kept_by }
+        EndedLock { lease, span, was_held, held_for, outcome }
     }
 
     /// Cleans up after a lock that turns out to be lost while its holder gives it up: an earlier
@@ -158,22 +121,18 @@ impl Manager {
         true
     }
 
-    /// Whether [`release_later`](Self::release_later) does not wait.
+    /// Whether releases can run in the background.
     pub(crate) fn releases_in_background(&self) -> bool {
         self.backend.releases_in_background()
     }
 
-    /// Ends the lease, and has its lock released in the background. Where that is not possible,
-    /// takes at most `timeout`.
-    pub(crate) fn release_later(&self, held: HeldLock, timeout: Duration) -> Result<()> {
-        let _time = self.time.enter();
-        if !self.backend.releases_in_background() || !held.lease.is_held(clock::now()) {
-            return self.release_on_drop(held, timeout);
-        }
-        let ended = self.end(held);
-        if let Some(outcome) = ended.outcome() {
+    /// Ends the lease, and has its lock released in the background. After a shutdown, takes at most
+    /// `timeout`.
+    fn release_in_background(&self, held: HeldLock, timeout: Duration) {
+        let mut ended = self.end(held);
+        if let Some(outcome) = ended.outcome.take() {
             self.report_ended(ended, outcome.as_ref().ok());
-            return Ok(());
+            return;
         }
         let lease = &ended.lease;
         let left = if ended.was_held {
@@ -186,7 +145,6 @@ impl Manager {
             self.clean_up_now(&lease.longest_claim(), &residue, timeout);
         }
         self.report_ended(ended, None);
-        Ok(())
     }
 
     /// Completes the releases of these locks that run in the background, so that an acquisition
@@ -208,18 +166,22 @@ impl Manager {
         }
     }
 
-    /// Like [`release`](Self::release), for a caller that does not need the outcome. A lock that is
-    /// known to be lost is not released again.
-    pub(crate) fn release_on_drop(&self, held: HeldLock, timeout: Duration) -> Result<()> {
+    /// Like [`release`](Self::release), for a caller that does not need the outcome. Does not wait
+    /// if the release may run in the background. A lock that is known to be lost is not released
+    /// again.
+    pub(crate) fn give_up(
+        &self,
+        held: HeldLock,
+        in_background: bool,
+        timeout: Duration,
+    ) -> Result<()> {
         let _time = self.time.enter();
         let is_held = held.lease.is_held(clock::now());
         report_loss(&self.observer, &held.lease);
         match held.lease.ended() {
-            None if is_held
-                && held.lease.is_released_in_background
-                && self.backend.releases_in_background() =>
-            {
-                self.release_later(held, timeout)
+            None if is_held && in_background && self.backend.releases_in_background() => {
+                self.release_in_background(held, timeout);
+                Ok(())
             }
             None if is_held => self.release(held, timeout).map(drop),
             None | Some(LeaseEnd::Lost(LockLost::Expired | LockLost::MaxHold)) => {
@@ -257,7 +219,11 @@ impl Manager {
         was_held: bool,
         ReleaseReport { result, residues }: ReleaseReport,
     ) -> Result<Released> {
-        let mut then = if residues.is_empty() { ENDS_WITH_CONNECTION } else { RETRIED };
+        let mut then = match residues.is_empty() {
+            false => RETRIED,
+            true if self.releases_in_background() => "",
+            true => ENDS_WITH_CONNECTION,
+        };
         for residue in residues {
             // After a shutdown nothing runs in the background, and the lock is left to expire.
             if self.cleaner.clean_up(&lease.longest_claim(), residue).is_err() {
@@ -357,30 +323,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_release_is_logged_as_retried_only_if_it_is() {
-        let error = LockError::Refused {
-            action: Action::Release,
-            name: Some("x".into()),
-            server: "h:3306".into(),
-            code: "1142".into(),
-            message: "no".into(),
-        };
-        let text = |is_retried| describe_failed_release(&"lock \"x\"", &error, is_retried);
-        assert!(text(true).starts_with("will retry releasing lock \"x\" in the background: could"));
-        let closed = text(false);
-        assert!(closed.starts_with("could not release lock \"x\""), "{closed}");
-        assert!(
-            closed
-                .ends_with("; the server releases the lock when it notices the closed connection"),
-            "{closed}"
-        );
-        let gone = LockError::Unavailable {
+    fn refused_release_says_what_becomes_of_the_lock() {
+        let refused = || LockError::Refused {
             action: Action::Release,
             name: Some("x".into()),
             server: "h".into(),
-            cause: "down".into(),
+            code: "OOM".into(),
+            message: "no".into(),
             advice: RETRIED,
         };
-        assert!(describe_failed_release(&"it", &gone, true).ends_with(RETRIED));
+        let text = refused().to_string();
+        assert!(text.contains("refused with OOM no (free memory, or raise maxmemory)"), "{text}");
+        assert!(text.ends_with("; its manager retries the release until the lock expires"));
+        let text = without_retries(refused()).to_string();
+        assert!(text.ends_with("); the lock is left to expire"), "{text}");
     }
 }

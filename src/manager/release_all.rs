@@ -13,7 +13,7 @@ impl Manager {
         let _time = self.time.enter();
         let ended = held.into_iter().rev().map(|held| self.end(held));
         let (kept, done): (Vec<EndedLock>, Vec<_>) =
-            ended.partition(|ended| ended.outcome().is_none());
+            ended.partition(|ended| ended.outcome.is_none());
         let leases: Vec<(&Lease, bool)> =
             kept.iter().map(|ended| (&*ended.lease, ended.was_held)).collect();
         let results: Vec<Result<Released>> = self.observer.shield(|| {
@@ -23,7 +23,7 @@ impl Manager {
                 .map(|((lease, was_held), report)| self.conclude_release(lease, *was_held, report))
                 .collect()
         });
-        let done = done.into_iter().filter_map(|ended| Some((ended.outcome()?, ended)));
+        let done = done.into_iter().filter_map(|mut ended| Some((ended.outcome.take()?, ended)));
         let mut first = Ok(Released::Released);
         for (outcome, ended) in done.chain(results.into_iter().zip(kept)) {
             self.report_ended(ended, outcome.as_ref().ok());

@@ -28,8 +28,7 @@ impl Manager {
             .collect();
         // A loss comes before a failure, because the caller must not go on.
         if let Some((lease, _)) = leases.iter().find(|(lease, _)| !lease.is_held(clock::now())) {
-            let (name, why) = (lease.claim.key.name().to_owned(), lease.why_not_held());
-            return Err(LockError::Lost { name, why });
+            return Err(LockError::not_held(lease));
         }
         let timed_out = || BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
         leases.iter().zip(outcomes).try_for_each(|((lease, _), outcome)| {

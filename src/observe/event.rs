@@ -63,8 +63,9 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
-    /// Another client holds the lock. Called once for each acquisition, when the holder is first
-    /// seen.
+    /// Another client holds the lock. Called at most once for each acquisition, when the holder is
+    /// first seen. A thread that waits behind others of its manager sees it only when it asks the
+    /// servers itself, or gets the lock from one of them.
     fn contended(&self, event: &ContendedEvent<'_>) {
         let _ = event;
     }

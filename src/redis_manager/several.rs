@@ -14,6 +14,10 @@ impl RedisMgr {
     /// [`renew(false)`](LockOptions::renew) they may expire, and the call then fails.
     /// [`max_hold`](LockOptions::max_hold) counts from when all are acquired.
     ///
+    /// Once the time of the call has passed, each further lock may take up to one [operation
+    /// timeout](crate::Config::operation_timeout). A server that does not reply ends the call at
+    /// the first of them.
+    ///
     /// # Errors
     ///
     /// [`LockError::InvalidOptions`](crate::LockError::InvalidOptions) if there is no name, if one

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{ResidueSink, Shared, report_loss};
+use super::{Shared, report_loss};
 use crate::{
     backend::Backend,
+    cleanup::Cleaner,
     core::{
         lease::{Lease, LeaseEnd},
         lock_lost::LockLost,
@@ -17,7 +18,7 @@ pub(super) struct Context {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) observer: Arc<Observer>,
     pub(super) shared: Arc<Shared>,
-    pub(super) residues: Arc<dyn ResidueSink>,
+    pub(super) cleaner: Arc<Cleaner>,
 }
 
 impl Context {
@@ -26,5 +27,11 @@ impl Context {
         lease.end(LeaseEnd::Lost(why));
         report_loss(&self.observer, lease);
         self.shared.state.lock().asked.on_ended();
+    }
+
+    /// Has what an ended lease may have left cleaned up.
+    pub(super) fn clean_up(&self, lease: &Lease) {
+        // After a shutdown, it is left to expire.
+        let _ = self.cleaner.clean_up_lease(lease);
     }
 }

@@ -17,7 +17,7 @@ mod schedule;
 mod timer;
 mod worker;
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 pub(crate) use self::schedule::RenewalPlan;
 use self::{
@@ -28,7 +28,8 @@ use self::{
     worker::Worker,
 };
 use crate::{
-    backend::{Backend, LeaseResidue},
+    backend::Backend,
+    cleanup::Cleaner,
     core::{
         lease::{Lease, LeaseEnd},
         lock_lost::LockLost,
@@ -41,18 +42,6 @@ use crate::{
         threads::{self, Thread},
     },
 };
-
-/// Receives the residue that the renewer finds, for clean-up.
-pub(crate) trait ResidueSink: fmt::Debug + Send + Sync {
-    /// Cleans up what an ended lease may have left.
-    fn clean_up(&self, lease: &Lease);
-
-    /// Cleans up what a request for this lease may have left, unless the lease is valid then.
-    fn clean_up_unless_held(&self, left: LeaseResidue);
-
-    /// Releases the locks of leases that a shutdown has ended, and ends all clean-up by `deadline`.
-    fn drain(&self, leases: &[Arc<Lease>], deadline: Moment);
-}
 
 /// Interval at which an exchange of the worker checks whether it must end early.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -149,11 +138,11 @@ impl LockRenewer {
     pub(crate) fn start(
         backend: Arc<dyn Backend>,
         observer: Arc<Observer>,
-        residues: Arc<dyn ResidueSink>,
+        cleaner: Arc<Cleaner>,
         probe_interval: Duration,
     ) -> io::Result<LockRenewer> {
         let shared = Arc::new(Shared::default());
-        let context = Context { backend, observer, shared: shared.clone(), residues };
+        let context = Context { backend, observer, shared: shared.clone(), cleaner };
         let worker = Worker::new(context.clone());
         let worker = threads::spawn("distlock-renew-io", move || worker.run(probe_interval))?;
         let finished = Arc::<Slot<()>>::default();
@@ -178,6 +167,12 @@ impl LockRenewer {
         let generation = state.schedule.insert(lease.clone(), plan, now);
         self.shared.wake_sleepers(state);
         Some(Registration { shared: self.shared.clone(), generation })
+    }
+
+    /// Whether the lock with this id is held by the guard to which the servers granted it. Looks at
+    /// all leases.
+    pub(crate) fn is_first_hold(&self, id: &str) -> bool {
+        self.shared.state.lock().schedule.is_first_hold(id)
     }
 
     /// Ends all leases, releases their locks as far as the servers reply by `deadline`, and joins

@@ -213,6 +213,13 @@ impl Schedule {
         self.entries.contains_key(&generation)
     }
 
+    /// Whether the lease with this id is that of the guard to which the servers granted the lock.
+    pub(crate) fn is_first_hold(&self, id: &str) -> bool {
+        let lease =
+            |entry: &Entry| entry.lease.claim.id.as_str() == id && !entry.lease.is_handed_over;
+        self.entries.values().any(lease)
+    }
+
     /// Records that the renewal sent at `sent` is confirmed, and schedules the next one.
     pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
         if let Some(entry) = self.entries.get(&generation) {

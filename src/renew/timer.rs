@@ -39,7 +39,7 @@ impl Timer {
         // The holder may have noticed first.
         self.context.end_as_lost(lease, why);
         if !matches!(lease.ended(), Some(LeaseEnd::Released)) {
-            self.context.residues.clean_up(lease);
+            self.context.clean_up(lease);
         }
     }
 
@@ -58,7 +58,7 @@ impl Timer {
         }
         // The worker may be re-acquiring a lock on more nodes, which the release must include.
         worker.join();
-        isolate_panic(|| context.residues.drain(&leases, deadline));
+        isolate_panic(|| context.cleaner.drain(&leases, deadline));
         // The caller of the shutdown may not have waited for this thread.
         context.observer.close();
     }
@@ -70,30 +70,17 @@ mod tests {
 
     use super::{
         super::{
-            ResidueSink, Shared,
+            Shared,
             schedule::tests::{lease, plan},
         },
         *,
     };
     use crate::{
-        backend::{
-            LeaseResidue,
-            redis::{Endpoint, RedisBackend, RedisSettings},
-        },
+        backend::redis::{Endpoint, RedisBackend, RedisSettings},
+        cleanup::Cleaner,
         observe::Observer,
-        sys::{clock::Moment, threads},
+        sys::threads,
     };
-
-    #[derive(Debug)]
-    struct NoResidues;
-
-    impl ResidueSink for NoResidues {
-        fn clean_up(&self, _: &Lease) {}
-
-        fn clean_up_unless_held(&self, _: LeaseResidue) {}
-
-        fn drain(&self, _: &[Arc<Lease>], _: Moment) {}
-    }
 
     /// The timer may not have run since the lease expired. Other clients may have had the lock
     /// since then, so the holder must not learn that it had it until the shutdown.
@@ -104,8 +91,8 @@ mod tests {
         let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
         let backend = Arc::new(RedisBackend::new(endpoint, settings, observer.clone()).unwrap());
         let shared = Arc::new(Shared::default());
-        let residues = Arc::new(NoResidues);
-        let context = Context { backend, observer, shared: shared.clone(), residues };
+        let cleaner = Arc::new(Cleaner::new(backend.clone()));
+        let context = Context { backend, observer, shared: shared.clone(), cleaner };
         let timer = Timer { context, worker: threads::spawn("worker", || ()).unwrap() };
         let now = clock::now();
         let in_an_hour = now.saturating_add(Duration::from_secs(3600)).as_nanos() / 1_000_000;

@@ -248,7 +248,7 @@ impl Worker {
                 if removed.is_some() {
                     self.context.end_as_lost(lease, why);
                     if leaves_residue {
-                        self.context.residues.clean_up(lease);
+                        self.context.clean_up(lease);
                     }
                 }
                 true
@@ -263,7 +263,7 @@ impl Worker {
             worker.exchange(Duration::MAX, |renewals, limits| renewals.repair(limits))
         });
         let Some(Some(left)) = repaired else { return false };
-        left.into_iter().for_each(|residue| self.context.residues.clean_up_unless_held(residue));
+        left.into_iter().for_each(|residue| self.context.cleaner.clean_up_unless_held(residue));
         true
     }
 

@@ -59,13 +59,13 @@ impl LockError {
     /// Returns [`Tls`](Self::Tls).
     pub fn tls(name: impl Into<String>, reason: impl Into<String>) -> LockError {
         let (action, name, reason) = (Action::Acquire, Some(name.into()), reason.into());
-        LockError::Tls { action, name, server: LABEL.into(), reason }
+        LockError::Tls { action, name, server: LABEL.into(), reason, advice: "" }
     }
 
     /// Returns [`PoolExhausted`](Self::PoolExhausted).
     pub fn pool_exhausted(name: impl Into<String>, pool_size: u32) -> LockError {
         let (action, name) = (Action::Acquire, Some(name.into()));
-        LockError::PoolExhausted { action, name, server: LABEL.into(), pool_size }
+        LockError::PoolExhausted { action, name, server: LABEL.into(), pool_size, advice: "" }
     }
 
     /// Returns [`Refused`](Self::Refused), with the code of the server's error, such as `OOM`, and
@@ -76,7 +76,14 @@ impl LockError {
         message: impl Into<String>,
     ) -> LockError {
         let (action, name, server) = (Action::Acquire, Some(name.into()), LABEL.into());
-        LockError::Refused { action, name, server, code: code.into(), message: message.into() }
+        LockError::Refused {
+            action,
+            name,
+            server,
+            code: code.into(),
+            message: message.into(),
+            advice: "",
+        }
     }
 
     /// Returns [`NoQuorum`](Self::NoQuorum). Of each node, `answers` has its address, its vote, and
@@ -92,7 +99,14 @@ impl LockError {
             vote: *vote,
             message: (*message).to_owned(),
         });
-        LockError::NoQuorum { action, name, needed, answers: answers.collect(), quarantined }
+        LockError::NoQuorum {
+            action,
+            name,
+            needed,
+            answers: answers.collect(),
+            quarantined,
+            advice: "",
+        }
     }
 
     /// Returns [`WrongType`](Self::WrongType).

@@ -4,6 +4,7 @@ mod cancel;
 mod frozen;
 mod giving_up;
 pub(crate) mod handover;
+mod in_process;
 mod killed;
 mod subscription;
 mod yielding;

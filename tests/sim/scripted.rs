@@ -27,6 +27,16 @@ fn scripted_with_ttl(
     ttl: Time,
     act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static,
 ) {
+    scripted_after(nodes, ttl, |_| (), act);
+}
+
+/// Calls `prepare` before the manager is created.
+fn scripted_after(
+    nodes: usize,
+    ttl: Time,
+    prepare: impl FnOnce(&Sim) + 'static,
+    act: impl FnOnce(&Sim, &RedisMgr) -> Result<()> + 'static,
+) {
     let sim = Sim::new(7, false);
     let mut scenario = Scenario::new(&mut sim.rng.borrow_mut());
     (scenario.nodes, scenario.durable) = (nodes, false);
@@ -48,6 +58,7 @@ fn scripted_with_ttl(
     sim.net.borrow_mut().links.push(vec![Link::default(); nodes]);
     let thread = sim.start_thread(process, move || {
         let sim = current_sim();
+        prepare(&sim);
         let mgr = new_manager(&run, process, &Arc::new(EventLog::default())).expect("a manager");
         if let Err(error) = act(&sim, &mgr) {
             sim.violation(format!("unexpected error: {error}"));
@@ -63,6 +74,23 @@ fn timed<T>(sim: &Sim, call: impl FnOnce() -> T) -> (T, Time) {
     let began = sim.now.get();
     let outcome = call();
     (outcome, sim.now.get() - began)
+}
+
+/// Fault: N254
+/// Promise: P9
+#[test]
+fn node_that_hangs_delays_a_start_by_a_quarter_timeout() {
+    let began = Rc::new(Cell::new(0));
+    let at = began.clone();
+    let prepare = move |sim: &Sim| {
+        sim.stop_node(2);
+        at.set(sim.now.get());
+    };
+    scripted_after(3, 10 * SEC, prepare, move |sim, mgr| {
+        let took = sim.now.get() - began.get();
+        assert!((SEC / 4..SEC / 4 + 10 * MS).contains(&took), "{} µs", took / 1_000);
+        mgr.try_lock("x").map(drop)
+    });
 }
 
 #[test]

@@ -42,11 +42,7 @@ impl Expiry {
     /// what the library says about its retries does not apply.
     pub(super) fn describe_failure(self, error: &LockError, is_one: bool) -> String {
         let text = error.to_string();
-        let why = match error {
-            LockError::Unavailable { advice, .. } => text.strip_suffix(&format!("; {advice}")),
-            _ => None,
-        };
-        let why = why.unwrap_or(&text);
+        let why = text.strip_suffix(&format!("; {}", error.advice())).unwrap_or(&text);
         let longest = format::duration(self.ttl.max(self.kept_for()));
         let stay = if is_one {
             "it may stay held until it expires"

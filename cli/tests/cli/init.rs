@@ -17,7 +17,10 @@ const RUN: [&str; 5] = ["run", "--no-wait", "x", "--", "true"];
 fn fresh_nodes_vote_at_once_after_init() {
     let nodes = Nodes::start(3);
     let ended = at(&nodes, &["init"]).expect_code(0);
-    assert!(ended.out.starts_with("declared 3 nodes new") && ended.err.is_empty(), "{ended:?}");
+    assert!(
+        ended.out.starts_with("the 3 nodes are declared new") && ended.err.is_empty(),
+        "{ended:?}"
+    );
     let doctor = at(&nodes, &["doctor"]);
     assert_eq!(doctor.out.matches("it was declared new, and votes already").count(), 3);
     at(&nodes, &RUN).expect_code(0);

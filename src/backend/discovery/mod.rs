@@ -52,6 +52,11 @@ pub(crate) struct ServerName {
     pub(crate) port: u16,
 }
 
+/// How messages name a server. An IPv6 address needs brackets.
+pub(super) fn host_label(host: &str, port: impl fmt::Display) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 /// The discovery of a host that is given by its address or its name.
 pub(super) fn of_host(host: &str, port: u16) -> Box<dyn Discovery> {
     match host.parse::<IpAddr>() {

@@ -20,14 +20,14 @@ pub(crate) fn acquire_all_on_one_server(
     backend: &impl OneServerForEachLock,
     request: AllRequest<'_>,
 ) -> AllAnswer {
-    let AllRequest { claims, repair_ttl_ms } = request;
+    let AllRequest { claims, repair_ttl_ms, call_deadline } = request;
     let Some(&Claim { ref key, ttl, .. }) = claims.first() else {
         return AllAnswer::unsupported();
     };
     let request = AcquireAll { claims, repair_ttl_ms };
     let ask = |until| backend.exchange(key, &request, Purpose::Claim, until);
     let began = clock::now();
-    let timeout = request_timeout(backend.operation_timeout(), ttl);
+    let timeout = request_timeout(call_deadline.duration_since(began), ttl);
     let [halfway, deadline] = [timeout / 2, timeout].map(|part| began.saturating_add(part));
     let mut result = ask(halfway);
     let mut broken_until = began;

@@ -114,8 +114,8 @@ impl Redlock {
         })
     }
 
-    /// Connects to the nodes, and fails if a server cannot be a node. An unreachable node is
-    /// checked later, when a connection to it succeeds.
+    /// Connects to the nodes, and fails if a server cannot be a node. An unreachable or slow node
+    /// is checked later, when a connection to it succeeds.
     pub(crate) fn validate_nodes(&self) -> Result<(), LockError> {
         let deadline = clock::now().saturating_add(self.operation_timeout);
         let mut connections = self
@@ -123,7 +123,11 @@ impl Redlock {
             .map_err(|error| self.lock_error(error, Action::Connect, None))?;
         let responses = self.ask(
             &mut connections,
-            BroadcastOptions::awaiting_all(self.all_nodes(), deadline),
+            BroadcastOptions {
+                // A node that hangs should not delay the start of each program by a whole timeout.
+                straggler_grace: self.operation_timeout / 4,
+                ..BroadcastOptions::new(self.all_nodes(), deadline)
+            },
             |_| Ping,
             |_, _| Vote::Yes,
         );

@@ -40,8 +40,8 @@ impl fmt::Display for HoldClause<'_> {
         match holder.held_by() {
             HeldBy::Readers { .. } if holder.admits_caller => {
                 return f.write_str(
-                    "is held by readers, but clients that wait for it, such as a writer, come \
-                     first",
+                    "is held by readers, and other clients, such as a writer, are ahead in its \
+                     queue",
                 );
             }
             HeldBy::Permits { .. } if holder.admits_caller => {
@@ -78,7 +78,7 @@ impl fmt::Display for Holder {
             HeldBy::Permits { count: Some(1) } => f.write_str("the holder of a permit: ")?,
             HeldBy::Permits { count: Some(_) } => {}
             HeldBy::Permits { count: None } => {
-                f.write_str("the holders of permits")?;
+                f.write_str("holders of its permits")?;
                 return self.fmt_expiry(f);
             }
         }
@@ -140,7 +140,7 @@ mod tests {
         let readers = format!("distlock:read 2 {ID}");
         assert_eq!(
             clause(&readers, LockKind::Read),
-            "is held by readers, but clients that wait for it, such as a writer, come first"
+            "is held by readers, and other clients, such as a writer, are ahead in its queue"
         );
         for kind in [LockKind::Write, LockKind::Mutex] {
             assert!(clause(&readers, kind).starts_with("is held by 2 readers, one of them web-3"));
@@ -168,7 +168,7 @@ mod tests {
             "readers, expires in 8.4s unless renewed"
         );
         let nameless = reported("distlock:permits").to_string();
-        assert_eq!(nameless, "the holders of permits, expires in 8.4s unless renewed");
+        assert_eq!(nameless, "holders of its permits, expires in 8.4s unless renewed");
     }
 
     #[test]

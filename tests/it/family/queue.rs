@@ -90,7 +90,10 @@ fn reader_behind_a_writer_learns_that_waiters_come_first() {
         let writer = spawn_waiter(&mgr, "r", 1, move || here.try_write_for(LONG));
         for error in [lock.try_read().unwrap_err(), lock.try_read_for(SECOND / 10).unwrap_err()] {
             let text = error.to_string();
-            assert!(text.contains("is held by readers, but clients that wait for it"), "{text}");
+            assert!(
+                text.contains("is held by readers, and other clients, such as a writer"),
+                "{text}"
+            );
             assert!(error.holder().is_some_and(|holder| holder.host().is_some()), "{error:?}");
         }
         let text = lock.try_write().unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use std::{thread, time::Duration};
 
+use crossbeam_channel::RecvTimeoutError;
 use distlock::{
     Config, LockError, LockLost, LockManager, LockOptions, RedisMgr, Released,
     testing::MemoryServer,
@@ -155,6 +156,8 @@ fn loss_of_one_lock_is_the_loss_of_all() {
     server.cli(&["DEL", "lock:b"]);
     let why = all.lost().recv_timeout(TEST_TIMEOUT).unwrap();
     assert_eq!(why, LockLost::Gone);
+    // Nothing is reported of the other one.
+    assert_eq!(all.lost().recv_timeout(TEST_TIMEOUT), Err(RecvTimeoutError::Disconnected));
     assert!(!all.is_held());
     match all.ensure_held().unwrap_err() {
         LockError::Lost { name, .. } => assert_eq!(name, "b"),

@@ -91,6 +91,31 @@ fn nodes_declared_new_vote_until_they_restart() {
     }
 }
 
+/// The other nodes are still declared new, and have been used.
+///
+/// Promise: P1
+/// Fault: N253
+#[test]
+fn emptied_node_beside_used_ones_is_not_declared_new() {
+    let nodes = Nodes::start(3);
+    let config = || helpers::config_long_timeouts(nodes.urls()).quarantine(600 * SECOND);
+    config().declare_nodes_new(false).unwrap();
+    let guard = RedisMgr::new(config()).unwrap().try_lock("x").unwrap();
+    expect_quorum(&nodes, &guard);
+    nodes.restart_empty(0);
+    let error = config().declare_nodes_new(false).unwrap_err();
+    assert!(
+        error.is_invalid() && error.to_string().contains("restarted without its data"),
+        "{error}"
+    );
+    assert!(!nodes.server(0).keys().contains(&"distlock:new".to_owned()));
+    guard.release().unwrap().unwrap_released();
+    let error = config().declare_nodes_new(false).unwrap_err().to_string();
+    assert!(error.contains("locks have been used or tried there"), "{error}");
+    config().declare_nodes_new(true).unwrap();
+    assert!(nodes.server(0).keys().contains(&"distlock:new".to_owned()));
+}
+
 /// Also if they were only tried: the error advises to declare them new.
 ///
 /// Fault: N144
@@ -255,6 +280,7 @@ fn restarted_node_with_its_data_does_not_vote_at_first() {
     for mgr in [mgr, long_quarantine(nodes.urls())] {
         eventually("both are in quarantine", TEST_TIMEOUT, || {
             let error = mgr.try_lock("x").expect_err("a restarted node votes");
+            assert_eq!(error.nodes().len(), 3, "{error:?}");
             [0, 2].iter().all(|node| error.nodes()[*node].message.contains(IN_QUARANTINE))
         });
     }

@@ -88,18 +88,18 @@ pub(crate) fn permit_publishing(server: &RedisServer, is_permitted: bool) {
 pub(crate) fn run_all(
     server: &RedisServer,
     mgr: &RedisMgr,
-) -> Result<(), (&'static str, LockError)> {
-    let step = |name| move |error| (name, error);
+) -> Result<(), (&'static str, Box<LockError>)> {
+    let step = |name| move |error| (name, Box::new(error));
     mgr.ping().map_err(step("ping"))?;
     let guard = mgr.try_lock("x").map_err(step("acquire"))?;
     let refused = mgr.try_lock("x").map(drop).unwrap_err();
     if !refused.is_contended() {
-        return Err(("refuse", refused));
+        return Err(("refuse", refused.into()));
     }
     mgr.holder("x").map_err(step("inspect"))?;
     let timed_out = mgr.try_lock_for("x", Duration::from_millis(300)).map(drop).unwrap_err();
     if !timed_out.is_timeout() {
-        return Err(("wait", timed_out));
+        return Err(("wait", timed_out.into()));
     }
     let commands = server.monitor();
     let requests = |mode: &str| commands.lines().iter().filter(|line| line.contains(mode)).count();

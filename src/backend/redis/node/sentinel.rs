@@ -25,7 +25,7 @@ use super::framed_socket::FramedSocket;
 use crate::{
     backend::{
         address::Address,
-        discovery::{Discovery, of_host},
+        discovery::{Discovery, host_label, of_host},
         error::{NodeError, NodeErrorKind},
         redis::fields::{write_array, write_bulk},
         transport::{self, Security},
@@ -354,7 +354,7 @@ impl Watched {
         let addresses = of_host(&host, port)
             .resolve(deadline)
             .map_err(|error| Failure::passing(&error.kind))?;
-        Ok(Master { config_epoch, label: format!("{host}:{port}"), host, addresses })
+        Ok(Master { config_epoch, label: host_label(&host, port), host, addresses })
     }
 
     /// Sends commands, and reads their replies.

@@ -15,7 +15,7 @@ use super::sentinel::Sentinels;
 use crate::{
     backend::{
         address::Address,
-        discovery::{Discovery, ServerName, of_host},
+        discovery::{Discovery, ServerName, host_label, of_host},
         transport::Security,
     },
     error::{LockError, Result},
@@ -197,10 +197,6 @@ const MYSQL_ADVICE: &str =
 #[cfg(not(feature = "mysql"))]
 const MYSQL_ADVICE: &str = "the URL is that of a MySQL or MariaDB server; enable the feature \
     `mysql`, and use MySqlMgr and MySqlConfig for it";
-
-pub(super) fn host_label(host: &str, port: impl fmt::Display) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
 
 fn non_empty(text: Option<&str>) -> Option<String> {
     text.filter(|text| !text.is_empty()).map(str::to_owned)

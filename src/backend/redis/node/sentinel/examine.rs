@@ -8,7 +8,7 @@ use super::{
     ANSWER_TIMEOUT, Failure, FramedSocket, Sentinel, Sentinels, Watched, address_in, of_host, text,
 };
 use crate::{
-    backend::{redis::node::url::host_label, transport::Security},
+    backend::{discovery::host_label, transport::Security},
     sys::clock,
 };
 

@@ -3,10 +3,10 @@
 
 use redis::ConnectionAddr;
 
-use super::{Endpoint, host_label, parse_plain};
+use super::{Endpoint, parse_plain};
 use crate::{
     backend::{
-        discovery::{ServerName, of_host},
+        discovery::{ServerName, host_label, of_host},
         transport::Security,
     },
     error::{LockError, Result},

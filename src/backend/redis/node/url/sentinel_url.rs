@@ -4,10 +4,10 @@
 
 use redis::ConnectionAddr;
 
-use super::{Endpoint, host_label, non_empty, parse_plain};
+use super::{Endpoint, non_empty, parse_plain};
 use crate::{
     backend::{
-        discovery::of_host,
+        discovery::{host_label, of_host},
         redis::node::sentinel::{Sentinel, Sentinels},
         transport::Security,
     },
