@@ -2,7 +2,7 @@
 
 mod groups;
 mod inspect;
-mod several;
+mod lock_all;
 
 use std::{
     fmt,

@@ -60,23 +60,9 @@ impl Manager {
                 Ok(lock) => held.push(lock),
                 Err(error) => {
                     self.give_back(held);
-                    return Err(match error {
-                        // There was no time left for it.
-                        LockError::Held { name, holder, server }
-                            if params.wait != Some(Duration::ZERO) =>
-                        {
-                            let (holder, waited) =
-                                (Some(holder), clock::now().duration_since(began));
-                            LockError::Timeout {
-                                name,
-                                holder,
-                                waited,
-                                server,
-                                behind_own_threads: false,
-                            }
-                        }
-                        error => error,
-                    });
+                    let waits = params.wait != Some(Duration::ZERO);
+                    let waited = clock::now().duration_since(began);
+                    return Err(if waits { after_wait(error, waited) } else { error });
                 }
             }
         }
@@ -118,14 +104,14 @@ impl Manager {
     /// release waits for its reply, releases all within one operation timeout.
     fn give_back(&self, held: Vec<HeldLock>) {
         let timeout = self.operation_timeout();
-        let released = if self.backend.releases_in_background() {
-            held.into_iter().rev().try_for_each(|lock| self.give_up(lock, true, timeout))
-        } else {
-            self.release_all(held, timeout).map(drop)
-        };
-        match released {
+        let report = |released| match released {
             Ok(()) | Err(LockError::Shutdown) => {}
             Err(error) => log_safely!(warn, "{error}"),
+        };
+        if self.backend.releases_in_background() {
+            held.into_iter().rev().for_each(|lock| report(self.give_up(lock, true, timeout)));
+        } else {
+            report(self.release_all(held, timeout).map(drop));
         }
     }
 
@@ -206,5 +192,16 @@ impl Manager {
                 _ => self.observer.not_acquired(lock, id, waited, error),
             }
         }
+    }
+}
+
+/// The error of a call that has waited, in place of that of a lock for which no time was left.
+fn after_wait(error: LockError, waited: Duration) -> LockError {
+    match error {
+        LockError::Held { name, holder, server } => {
+            let (holder, behind_own_threads) = (Some(holder), false);
+            LockError::Timeout { name, holder, waited, server, behind_own_threads }
+        }
+        error => error,
     }
 }
