@@ -55,6 +55,11 @@ pub(crate) enum ArgError {
         /// There is no `--`, so the argument may belong to a command that the lock is for.
         lacks_separator: bool,
     },
+    /// `lock` with a command after `--`.
+    LockWithCommand {
+        /// The command line that does what this one seems to ask for.
+        instead: String,
+    },
 }
 
 impl ArgError {
@@ -81,6 +86,9 @@ impl fmt::Display for ArgError {
                     )?;
                 }
                 Ok(())
+            }
+            ArgError::LockWithCommand { instead } => {
+                write!(f, "lock runs no command; use: {instead}")
             }
         }
     }
@@ -110,7 +118,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
     let args = matches
         .and_then(|matches| Args::from_arg_matches(&matches))
         .map_err(|error| usage_error::with_our_tips(error.format(&mut command), &words));
-    args.map_err(|error| {
+    let args = args.map_err(|error| {
         let (shown, separator) = (text(&error), words.iter().position(|word| word == "--"));
         let is_secret = |(at, word): (usize, &OsString)| {
             let word = word.to_string_lossy();
@@ -125,7 +133,13 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
         } else {
             ArgError::Clap(error)
         }
-    })
+    })?;
+    match &args.command {
+        Command::Lock(lock) if !lock.command.is_empty() => {
+            Err(ArgError::LockWithCommand { instead: usage_error::as_run(&words) })
+        }
+        _ => Ok(args),
+    }
 }
 
 /// Lets `-5` reach the parser of an option, which can say what is wrong with it.

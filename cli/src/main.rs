@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let is_json = wants_json(std::env::args_os());
     let args = match args::parse(std::env::args_os()) {
         Ok(args) => args,
-        Err(error @ ArgError::Password { .. }) => {
+        Err(error @ (ArgError::Password { .. } | ArgError::LockWithCommand { .. })) => {
             return exit_code(Err(Failure::usage(error.to_string())), is_json);
         }
         Err(error) => {

@@ -151,6 +151,10 @@ pub(crate) struct Lock {
     /// Print JSON
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) json: bool,
+    /// Words after `--`, which are refused: they are a command that was meant for `run`, and must
+    /// not be taken as names.
+    #[arg(last = true, hide = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// Run a command under a lock that lock --detach has acquired
