@@ -260,26 +260,29 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
 
 fn settings_denied(node: &NodeFacts, check: &'static str, says: &str) -> Finding {
     Finding::unknown(check, says)
+/// What to do about a quarantine that protects nothing.
+pub(super) const UNUSED_NODES_ADVICE: &str =
+    "if no node has ever been used, run distlock init; for tests, set --quarantine 0";
+
         .advice(GRANT_ADVICE)
         .command(grant_command::grant_command(&node.user, [SETTINGS_PERMISSION]))
 }
 
 /// Adds how long a restarted node does not vote yet, whatever it has on disk.
 fn with_time_left(mut finding: Finding, node: &NodeFacts, requirements: &Requirements) -> Finding {
-    let uptime_s = node.info().map_or(0, |info| info.number("uptime_in_seconds"));
-    let left = requirements.quarantine.saturating_sub(Duration::from_secs(uptime_s));
-    if left.is_zero() {
+    let quarantine = requirements.quarantine;
+    let Some(left) = node.quarantine_left(quarantine).map(format::duration) else {
+        let uptime_s = node.info().map_or(0, |info| info.number("uptime_in_seconds"));
+        if node.declared_new && Duration::from_secs(uptime_s) < quarantine {
+            finding.message += "; it was declared new, and votes already";
+        }
         return finding;
-    }
-    if node.declared_new {
-        finding.message += "; it was declared new, and votes already";
-        return finding;
-    }
-    let left = format::duration(left);
-    finding.message += &format!(
-        "; it has just started, and votes in {left}; if no node has ever been used, run distlock \
-         init; for tests, set --quarantine 0"
-    );
+    };
+    finding.message += &if node.is_promoted() {
+        format!("; it was a replica before, so a client counts its vote {left} after it connects")
+    } else {
+        format!("; it has just started, and votes in {left}; {UNUSED_NODES_ADVICE}")
+    };
     finding
 }
 
