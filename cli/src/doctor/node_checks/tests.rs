@@ -217,7 +217,7 @@ fn refused_permission_gets_one_command_with_everything() {
         node.user = "app".into();
         let requirements = Requirements { prefix: "my[1]:".into(), ..requirements(1) };
         let finding = check_reach(&node, &requirements).unwrap();
-        let [line] = finding.commands.as_slice() else { panic!("{finding:?}") };
+        let [line, _save] = finding.commands.as_slice() else { panic!("{finding:?}") };
         let start = "ACL SETUSER app '~my\\[1\\]:*' '~distlock:*' '&distlock:client:*' +eval ";
         let end = format!(" +zscore +info '+config|get'{more}");
         assert!(line.contains(" +subscribe +scan +lrange +lindex +pexpireat +zadd "), "{line}");
