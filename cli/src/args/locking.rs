@@ -47,7 +47,8 @@ pub(crate) struct Acquire {
     /// Report on standard error when distlock waits for, acquires and releases the locks
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Print no message if another process holds a lock
+    /// Print only failures: no message if another process holds a lock, and none about processes
+    /// that the command left behind
     #[arg(long, short, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Names of the locks, which are acquired all or none; a name must not begin with a hyphen

@@ -254,6 +254,7 @@ impl Job<'_> {
                 ttl: self.ttl,
                 grace: self.work.grace,
                 max_hold: self.work.max_hold,
+                quiet: self.quiet,
             },
             last_renewal_error,
         )

@@ -53,6 +53,17 @@ pub(super) struct Supervisor<'a> {
     signal_origin: SignalOrigin,
     /// The last signal that was forwarded, and where it came from.
     last_forwarded: Option<(u8, SignalOrigin)>,
+    quiet: bool,
+    stragglers: StragglerReport,
+}
+
+/// Whether the processes that the command has left behind have been reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StragglerReport {
+    NotNeeded,
+    /// Due if some of them still run at this time.
+    DueAt(Duration),
+    Done,
 }
 
 /// How the command ended.
@@ -69,6 +80,7 @@ pub(super) struct SupervisorOptions {
     pub(super) ttl: Duration,
     pub(super) grace: Duration,
     pub(super) max_hold: Option<Duration>,
+    pub(super) quiet: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -115,6 +127,8 @@ impl<'a> Supervisor<'a> {
             next_stop_check: now,
             signal_origin: SignalOrigin::NotTty,
             last_forwarded: None,
+            quiet: options.quiet,
+            stragglers: StragglerReport::NotNeeded,
         }
     }
 
@@ -133,7 +147,7 @@ impl<'a> Supervisor<'a> {
                 if !self.group().is_alive() {
                     break;
                 }
-                self.group().send(self.termination.terminate_stragglers(now));
+                self.terminate_stragglers(now);
             }
             self.terminate_before_expiry(now);
             self.check_held();
@@ -218,6 +232,46 @@ impl<'a> Supervisor<'a> {
         }
         let lock = self.held.any();
         report_termination(&format!("distlock did not get to run until {lock} had almost expired"));
+    }
+
+    /// Ends the processes that the command has left behind, and reports them, because otherwise a
+    /// background process would seem to end for no reason.
+    fn terminate_stragglers(&mut self, now: Duration) {
+        let signals = self.termination.terminate_stragglers(now);
+        // After an earlier SIGTERM, the end of the whole group has a reason that is known.
+        if !signals.is_empty() && !self.quiet {
+            // After a signal to all of them, some may just end a little later than the command.
+            let delay = if self.ended_by_signal_to_all() {
+                STRAGGLER_POLL_INTERVAL
+            } else {
+                Duration::ZERO
+            };
+            self.stragglers = StragglerReport::DueAt(now.saturating_add(delay));
+        }
+        if let StragglerReport::DueAt(at) = self.stragglers
+            && now >= at
+        {
+            let pids = self.group().live_members();
+            // They may have just ended, or be hidden. Hidden ones still run at the next look.
+            let is_first_look = !signals.is_empty();
+            if !pids.is_empty() || !is_first_look {
+                self.stragglers = StragglerReport::Done;
+                output::print_message(&describe_stragglers(&pids));
+            }
+        }
+        self.group().send(signals);
+    }
+
+    /// Whether a signal that ends processes was sent to the whole group, by this process or by the
+    /// terminal.
+    fn ended_by_signal_to_all(&self) -> bool {
+        let ends = |signal: u8| {
+            let ending = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+            ending.iter().any(|one| one.as_raw() == i32::from(signal))
+        };
+        self.last_forwarded.is_some_and(|(signal, _)| ends(signal))
+            || self.signal_origin != SignalOrigin::NotTty
+                && matches!(self.termination.exit(), Exit::Signal(signal) if ends(signal))
     }
 
     /// Terminates the command if the lock was not renewed, and only just enough time is left for
@@ -389,6 +443,24 @@ impl<'a> Supervisor<'a> {
     }
 }
 
+/// Maximum number of pids in a message.
+const PIDS_SHOWN_MAX: usize = 5;
+
+fn describe_stragglers(pids: &[i32]) -> String {
+    let shown = pids.iter().take(PIDS_SHOWN_MAX).map(i32::to_string).collect::<Vec<_>>().join(", ");
+    let more = if pids.len() > PIDS_SHOWN_MAX { ", …" } else { "" };
+    match pids.len() {
+        0 => "the command has ended but left processes that are hidden from distlock; ending them"
+            .into(),
+        1 => format!("the command has ended but left 1 process (pid {shown}); ending it"),
+        count => {
+            format!(
+                "the command has ended but left {count} processes (pid {shown}{more}); ending them"
+            )
+        }
+    }
+}
+
 fn report_termination(why: &str) {
     output::print_message(&format!("{why}; ending the command"));
 }
@@ -398,5 +470,23 @@ fn exit_of(status: WaitStatus) -> Option<Exit> {
         (Some(code), _) => Some(Exit::Code(to_u8(code))),
         (None, Some(signal)) => Some(Exit::Signal(to_u8(signal))),
         (None, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_left_behind_are_named() {
+        let says = |pids: &[i32]| {
+            let text = describe_stragglers(pids);
+            text.strip_prefix("the command has ended but left ").unwrap().to_owned()
+        };
+        assert_eq!(says(&[7]), "1 process (pid 7); ending it");
+        assert_eq!(says(&[7, 8]), "2 processes (pid 7, 8); ending them");
+        let many = "6 processes (pid 1, 2, 3, 4, 5, …); ending them";
+        assert_eq!(says(&[1, 2, 3, 4, 5, 6]), many);
+        assert_eq!(says(&[]), "processes that are hidden from distlock; ending them");
     }
 }
