@@ -48,7 +48,7 @@ pub(crate) struct Acquire {
     #[arg(long, short)]
     pub(crate) verbose: bool,
     /// Print only failures: no message if another process holds a lock, and none about processes
-    /// that the command left behind
+    /// that the command left behind, or renewals that fail at first
     #[arg(long, short, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Names of the locks, which are acquired all or none; a name must not begin with a hyphen

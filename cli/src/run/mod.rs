@@ -17,9 +17,9 @@ mod guardian_main;
 mod held;
 mod hold;
 mod kill;
-mod last_renewal_error;
 mod message;
 mod pipe_reader;
+mod renewals;
 mod signals;
 mod supervise;
 mod terminal;
@@ -39,8 +39,8 @@ use self::{
     expiry::Expiry,
     guardian_handle::GuardianHandle,
     held::{Held, ReleaseResult},
-    last_renewal_error::LastRenewalError,
     message::{GuardianMessage, LockSpec},
+    renewals::Renewals,
     signals::SignalListener,
     supervise::{CommandResult, Supervisor, SupervisorOptions},
     terminal::{SigttouBlocked, Terminal},
@@ -123,8 +123,9 @@ impl Job<'_> {
         adopt_orphans();
         let names = self.request.names();
         let mut guardian = GuardianHandle::start(&names).map_err(system_failure)?;
-        let last_renewal_error = LastRenewalError::default();
-        let config = config.event_handler(Arc::new(last_renewal_error.clone()));
+        let (renewals, handler) = Renewals::new();
+        let servers = config.each_node().len();
+        let config = config.event_handler(Arc::new(handler));
         let reporter = guardian.acquire_reporter(self.lock_spec(password));
         let mgr = config.event_handler(Arc::new(reporter)).manager()?;
         let started = clock::now();
@@ -151,7 +152,7 @@ impl Job<'_> {
             &signals,
             &sigttou_blocked,
             &mut guardian,
-            &last_renewal_error,
+            (&renewals, servers),
         );
         let exit = result.as_ref().map_or(Exit::CannotRun, |result| result.exit);
         let exit = self.release_lock(held, expiry, exit);
@@ -202,7 +203,7 @@ impl Job<'_> {
         signals: &SignalListener,
         sigttou_blocked: &SigttouBlocked,
         guardian: &mut GuardianHandle,
-        last_renewal_error: &LastRenewalError,
+        (renewals, servers): (&Renewals, usize),
     ) -> Result<CommandResult, Failure> {
         let mut terminal = Terminal::open();
         if terminal.as_ref().is_some_and(Terminal::is_foreground) {
@@ -255,8 +256,9 @@ impl Job<'_> {
                 grace: self.work.grace,
                 max_hold: self.work.max_hold,
                 quiet: self.quiet,
+                servers,
             },
-            last_renewal_error,
+            renewals,
         )
         .run())
     }

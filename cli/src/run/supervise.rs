@@ -1,6 +1,6 @@
 //! Supervises the running command: its signals, its end, its time limit, and the loss of its lock.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use crossbeam_channel::{Receiver, never, select};
 use distlock::LockLost;
@@ -12,8 +12,8 @@ use super::{
     guardian_handle::GuardianHandle,
     held::Held,
     kill::{ProcessGroup, Termination},
-    last_renewal_error::LastRenewalError,
     message::GuardianMessage,
+    renewals::{RenewalChange, Renewals},
     terminal::{StopReaction, Terminal, wants_terminal},
     to_u8,
     tty_signal::SignalOrigin,
@@ -41,7 +41,12 @@ pub(super) struct Supervisor<'a> {
     termination: Termination,
     ttl: Duration,
     grace_period: GracePeriod,
-    last_renewal_error: &'a LastRenewalError,
+    renewals: &'a Renewals,
+    /// Names of the locks whose last renewal failed or is overdue.
+    unrenewed: BTreeSet<String>,
+    /// A message has said that some lock cannot be renewed.
+    has_reported_outage: bool,
+    servers: usize,
     lost: Receiver<LockLost>,
     /// The command was stopped, and this process stopped itself too.
     paused: bool,
@@ -81,6 +86,8 @@ pub(super) struct SupervisorOptions {
     pub(super) grace: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) quiet: bool,
+    /// Number of nodes that keep the locks.
+    pub(super) servers: usize,
 }
 
 impl<'a> Supervisor<'a> {
@@ -91,7 +98,7 @@ impl<'a> Supervisor<'a> {
         guardian: &'a mut GuardianHandle,
         terminal: Option<Terminal>,
         options: SupervisorOptions,
-        last_renewal_error: &'a LastRenewalError,
+        renewals: &'a Renewals,
     ) -> Supervisor<'a> {
         let now = clock::since_boot();
         let termination = Termination::new(
@@ -119,7 +126,10 @@ impl<'a> Supervisor<'a> {
             termination,
             ttl: options.ttl,
             grace_period,
-            last_renewal_error,
+            renewals,
+            unrenewed: BTreeSet::new(),
+            has_reported_outage: false,
+            servers: options.servers,
             lost,
             paused: false,
             renewable_until: Duration::ZERO,
@@ -165,6 +175,9 @@ impl<'a> Supervisor<'a> {
                     signal.into_iter().for_each(|signal| self.on_signal(signal));
                 }
                 recv(self.lost) -> _ => self.on_lost(),
+                recv(self.renewals.changes) -> change => {
+                    change.into_iter().for_each(|change| self.on_renewal_change(change));
+                }
                 default(pause) => {}
             }
         }
@@ -288,12 +301,46 @@ impl<'a> Supervisor<'a> {
         if self.termination.is_lost() {
             let lock = self.held.any();
             let why = self
-                .last_renewal_error
-                .message()
+                .renewals
+                .last_error()
                 .map(|why| format!(": {}", format::escape(&why)))
                 .unwrap_or_default();
             report_termination(&format!("{lock} could not be renewed in time{why}"));
         }
+    }
+
+    fn on_renewal_change(&mut self, change: RenewalChange) {
+        match change {
+            RenewalChange::Failed { lock, why } => self.on_renewal_missing(lock, &why),
+            // While this process is stopped, it cannot renew, which is not the server's fault.
+            RenewalChange::Overdue { .. } if clock::since_boot() < self.renewable_until => {}
+            RenewalChange::Overdue { lock } => {
+                self.on_renewal_missing(lock, "a renewal is overdue");
+            }
+            RenewalChange::Confirmed { lock } => {
+                self.unrenewed.remove(&lock);
+                if self.has_reported_outage && self.unrenewed.is_empty() {
+                    self.has_reported_outage = false;
+                    output::print_message(&format!("renewed {} again", self.held.all()));
+                }
+            }
+        }
+    }
+
+    /// Reports the first renewal that is missing, so that an outage is known before it ends the
+    /// command.
+    fn on_renewal_missing(&mut self, lock: String, why: &str) {
+        let says = format!("cannot renew lock {} ({})", format::quote(&lock), format::escape(why));
+        self.unrenewed.insert(lock);
+        if self.quiet || self.has_reported_outage || self.termination.has_exited() {
+            return;
+        }
+        // Without a deadline, the command is being ended, or is stopped.
+        let Some(at) = self.term_deadline() else { return };
+        self.has_reported_outage = true;
+        let left = format::duration(at.saturating_sub(clock::since_boot()));
+        let replies = if self.servers > 1 { "enough nodes reply" } else { "the server replies" };
+        output::print_message(&format!("{says}; the command is ended in {left} unless {replies}"));
     }
 
     /// Handles a loss that the channel has not reported yet: after a suspension, the thread that
