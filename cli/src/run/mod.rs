@@ -14,6 +14,7 @@ mod expiry;
 mod grace_period;
 mod guardian_handle;
 mod guardian_main;
+mod guardian_stderr;
 mod held;
 mod hold;
 mod kill;
@@ -296,7 +297,7 @@ impl Job<'_> {
 pub(crate) fn internal_step(mut arguments: env::ArgsOs) -> Option<Outcome> {
     match arguments.nth(1)?.to_str()? {
         exec_gate::GATE_ARG => Some(exec_gate::gate_main(arguments)),
-        guardian_handle::GUARDIAN_ARG => Some(guardian_main::guardian_main()),
+        guardian_handle::GUARDIAN_ARG => Some(guardian_main::guardian_main(arguments)),
         _ => None,
     }
 }
