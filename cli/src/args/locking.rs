@@ -47,8 +47,8 @@ pub(crate) struct Acquire {
     /// Report on standard error when distlock waits for, acquires and releases the locks
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Print only failures: no message if another process holds a lock, and none about processes
-    /// that the command left behind, or renewals that fail at first
+    /// Print only failures: no message if another process holds a lock, none about the wait, about
+    /// processes that the command left behind, or about renewals that fail at first
     #[arg(long, short, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Names of the locks, which are acquired all or none; a name must not begin with a hyphen

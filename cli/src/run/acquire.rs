@@ -5,7 +5,7 @@ use std::{io, thread};
 use crossbeam_channel::{Receiver, bounded, select};
 use distlock::{Detached, LockError, LockManager, LockOptions};
 
-use super::{held::Held, signals, wait_policy::WaitPolicy};
+use super::{held::Held, signals, wait_policy::WaitPolicy, wait_reporter::OuterHolders};
 use crate::{
     args::{Acquire, Permits},
     exit::{Exit, Failure, Outcome},
@@ -109,6 +109,7 @@ pub(super) fn acquire(
     mgr: &dyn LockManager,
     request: &Request<'_>,
     received: &Receiver<i32>,
+    outer: &OuterHolders,
 ) -> io::Result<AcquireResult> {
     thread::scope(|scope| {
         let (sender, results) = bounded(1);
@@ -121,6 +122,11 @@ pub(super) fn acquire(
                     Ok(Ok(held)) => AcquireResult::Acquired(held),
                     Ok(Err(error)) => AcquireResult::Failed(error),
                     Err(_) => AcquireResult::Failed(LockError::Shutdown),
+                },
+                recv(outer.read_locks) -> lock => if let Ok(lock) = lock {
+                    let check = move || outer.check_readers(mgr, &lock);
+                    // Without a thread, there is no report.
+                    let _ = thread::Builder::new().name("readers".into()).spawn_scoped(scope, check);
                 },
                 recv(received) -> signal => if let Ok(signal) = signal
                     && signals::is_forwarded(signal)

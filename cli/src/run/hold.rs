@@ -33,12 +33,14 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
     }
     QuarantineOption::from_args(servers)?
         .check_ttl(config.each_node().len(), options.acquire.ttl)?;
-    let config = with_reporters(config, policy, options.acquire.verbose, options.acquire.quiet);
+    let (config, outer) =
+        with_reporters(config, policy, options.acquire.verbose, options.acquire.quiet);
     let signals = SignalListener::start().map_err(system_failure)?;
     let config = config.ttl(options.acquire.ttl).for_names(options.acquire.names.len());
     let mgr = config.manager()?;
     let started = clock::now();
-    let held = match acquire(&*mgr, &request, &signals.received).map_err(system_failure)? {
+    let acquired = acquire(&*mgr, &request, &signals.received, &outer);
+    let held = match acquired.map_err(system_failure)? {
         AcquireResult::Acquired(held) => held,
         AcquireResult::Interrupted(signal) if options.json => {
             let name = signal_name(signal).unwrap_or("a signal");

@@ -118,6 +118,7 @@ impl Job<'_> {
             ));
         }
         let (config, password) = self.build_config()?;
+        let (config, outer) = with_reporters(config, self.policy, self.verbose, self.quiet);
         let signals = SignalListener::start().map_err(system_failure)?;
         let sigttou_blocked =
             SigttouBlocked::block().map_err(|error| system_failure(error.into()))?;
@@ -130,7 +131,7 @@ impl Job<'_> {
         let reporter = guardian.acquire_reporter(self.lock_spec(password));
         let mgr = config.event_handler(Arc::new(reporter)).manager()?;
         let started = clock::now();
-        let acquired = acquire(&*mgr, &self.request, &signals.received);
+        let acquired = acquire(&*mgr, &self.request, &signals.received, &outer);
         let held = match acquired.map_err(system_failure)? {
             AcquireResult::Acquired(held) => held,
             AcquireResult::Interrupted(signal) => {
@@ -175,7 +176,7 @@ impl Job<'_> {
         if let Some(password) = &password {
             config = config.password(password);
         }
-        Ok((with_reporters(config, self.policy, self.verbose, self.quiet), password))
+        Ok((config, password))
     }
 
     /// What the guardian must know about the locks, except for their names and ids.
