@@ -32,16 +32,17 @@ pub(crate) struct Acquire {
     /// Exit with this code instead of 75 if another process holds a lock
     #[arg(long, short = 'E', value_name = "CODE", value_parser = parse_exit_code)]
     pub(crate) conflict_exit_code: Option<u8>,
-    /// Share the lock with other commands that use --shared; a command without it has the lock
-    /// alone
+    /// Share the lock with other commands that use --shared; without it, the lock is exclusive.
+    /// Takes one NAME. Not with MySQL
     #[arg(long, conflicts_with_all = ["permits", "at_least"])]
     pub(crate) shared: bool,
     /// Let at most LIMIT commands have the lock at a time. With COUNT/LIMIT, this command uses
-    /// COUNT of the LIMIT permits
+    /// COUNT of the LIMIT permits. Every command must use the same LIMIT: each command checks only
+    /// its own. Takes one NAME. On several nodes, LIMIT must be 1. Not with MySQL
     #[arg(long, value_name = "[COUNT/]LIMIT", value_parser = parse_permits)]
     pub(crate) permits: Option<Permits>,
     /// Keep the lock taken for at least this long after it was acquired, even if it is released
-    /// earlier: at most one run in that time
+    /// earlier: at most one run in that time. Takes one NAME. Not on several nodes, nor with MySQL
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) at_least: Option<Duration>,
     /// Report on standard error when distlock waits for, acquires and releases the locks
