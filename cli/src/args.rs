@@ -44,6 +44,19 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+impl Args {
+    /// Whether the command line names servers, and not the environment.
+    pub(crate) fn has_url(&self) -> bool {
+        let arguments: &[String] = match &self.command {
+            Command::Init(Init { urls, .. })
+            | Command::Doctor(Doctor { urls, .. })
+            | Command::Bench(Bench { urls, .. }) => urls,
+            _ => &[],
+        };
+        !self.servers.url.is_empty() || !arguments.is_empty()
+    }
+}
+
 /// Why a command line was not parsed into `Args`.
 #[derive(Debug)]
 pub(crate) enum ArgError {

@@ -30,7 +30,30 @@ pub(crate) fn summary(error: &clap::Error) -> String {
 
 /// Replaces the tips that would be wrong.
 pub(super) fn with_our_tips(error: clap::Error, words: &[OsString]) -> clap::Error {
-    with_separator_tip(without_value_tip(error, words), words)
+    with_variable_name(with_separator_tip(without_value_tip(error, words), words), words)
+}
+
+/// Names the variable that an invalid value comes from. Clap names the option.
+fn with_variable_name(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let Some(option) = shown.split(' ').next().and_then(|option| option.strip_prefix("--")) else {
+        return error;
+    };
+    let command = Args::command();
+    let variable = command
+        .get_arguments()
+        .find(|arg| arg.get_long() == Some(option))
+        .and_then(|arg| arg.get_env()?.to_str().map(str::to_owned));
+    let is_given = |word: &OsString| word.to_string_lossy().starts_with(&format!("--{option}"));
+    if let Some(variable) = variable
+        && error.kind() == ErrorKind::ValueValidation
+        && !words.iter().take_while(|word| *word != "--").any(is_given)
+    {
+        error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    }
+    error
 }
 
 /// Clap suggests to put `--` before a word that begins with a hyphen. That is wrong for the value

@@ -74,8 +74,8 @@ pub(super) fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Opti
 
 fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) -> Finding {
     let grant_all = || grant_command::all_permissions(lock_pattern);
-    let finding =
-        |check| Finding::problem(check, format!("refused: {} {message}", format::escape(code)));
+    let refused = format::with_option_names(&format!("{} {message}", format::escape(code)));
+    let finding = |check| Finding::problem(check, format!("refused: {refused}"));
     match code {
         "NOAUTH" => finding("login")
             .advice("put the password into a file for --password-file, or into DISTLOCK_URL"),

@@ -218,6 +218,15 @@ fn ttl_longer_than_quarantine_exits_with_64() {
             "{asked}"
         );
     }
+    for (args, says) in [
+        (&["ls"][..], "invalid value 'soon' for 'DISTLOCK_QUARANTINE': "),
+        (&["ls", "--quarantine", "late"], "invalid value 'late' for '--quarantine <DURATION>': "),
+    ] {
+        let mut command = distlock_at_url(urls, args);
+        command.env("DISTLOCK_QUARANTINE", "soon");
+        let ended = run_to_end(command).expect_code(64);
+        assert!(ended.err.contains(says), "{ended:?}");
+    }
     let nodes = three_nodes();
     ended(&nodes.urls(), &[&["--quarantine", "1m"][..], &run_for_a_minute].concat()).expect_code(0);
     // A command that takes no lock accepts a quarantine shorter than the default ttl.
