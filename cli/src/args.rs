@@ -235,8 +235,7 @@ pub(crate) struct Servers {
 /// Certificates for rediss:// and valkeys://.
 #[derive(Arguments, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct TlsFiles {
-    /// File with the authorities that sign the servers' certificates, for rediss://, valkeys:// and
-    /// mysql://. Without it, the authorities of the system are trusted
+    /// CA certificates to trust (PEM), for rediss://, valkeys:// and mysql://; default: the system's
     #[arg(
         long,
         global = true,
@@ -381,8 +380,8 @@ pub(crate) struct Top {
 /// the same time.
 ///
 /// All nodes must be reachable, and none may be or have been a replica. A node that restarts later
-/// is in quarantine again. A single server needs no declaration. For tests, --quarantine 0 does
-/// without one.
+/// is in quarantine again. A single server needs no declaration. For tests, --quarantine 0 makes
+/// this unnecessary.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Init {
     /// Servers to declare new; without them, those of --url or of the environment

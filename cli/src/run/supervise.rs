@@ -244,7 +244,7 @@ impl<'a> Supervisor<'a> {
             self.group().send(signals);
         }
         let lock = self.held.any();
-        report_termination(&format!("distlock did not get to run until {lock} had almost expired"));
+        report_termination(&format!("distlock got no CPU time until {lock} had almost expired"));
     }
 
     /// Ends the processes that the command has left behind, and reports them, because otherwise a
