@@ -118,9 +118,9 @@ impl Work {
 /// stay ignored in the command, except SIGPIPE, SIGCHLD, SIGCONT and, in the foreground of a
 /// terminal, SIGTTIN.
 ///
-/// A second process, distlock-guard, ends the group and releases the lock if distlock itself is
-/// killed, or stopped by SIGSTOP. In MySQL, the lock ends together with distlock, so another
-/// process may get it while the guard still ends the group.
+/// A second process, the guardian (named distlock-guard), ends the group and releases the lock if
+/// distlock itself is killed, or stopped by SIGSTOP. In MySQL, the lock ends together with distlock,
+/// so another process may get it while the guardian still ends the group.
 #[derive(Arguments, Clone, Debug)]
 #[command(
     override_usage = help_text::RUN_USAGE,
@@ -162,7 +162,7 @@ pub(crate) struct Lock {
 /// Run a command under a lock that lock --detach has acquired
 ///
 /// DETACHED is what distlock lock --detach has printed. The lock passes to this process, with a new
-/// fencing token, and nobody else can get it in between. From then on, everything is as for
+/// fencing token, and nobody else can get it in between. From then on, adopt behaves like
 /// distlock run. If the lock has expired, or another process has it, the command does not run, and
 /// distlock exits with 76.
 #[derive(Arguments, Clone, Debug)]

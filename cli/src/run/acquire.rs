@@ -1,9 +1,10 @@
 //! Acquires the locks, while signals can end the wait.
 
-use std::{io, thread};
+use std::{collections::HashSet, io, thread};
 
 use crossbeam_channel::{Receiver, bounded, select};
 use distlock::{Detached, LockError, LockManager, LockOptions};
+use signal_hook::low_level::signal_name;
 
 use super::{held::Held, signals, wait_policy::WaitPolicy, wait_reporter::OuterHolders};
 use crate::{
@@ -39,6 +40,10 @@ impl<'a> Request<'a> {
             && let Some(option) = option_for_one_name(acquire)
         {
             return Err(Failure::usage(only_one_name(&option, &acquire.names)));
+        }
+        if let Some(twice) = first_duplicate(&acquire.names) {
+            let twice = format::quote(twice);
+            return Err(Failure::usage(format!("name {twice} is given twice; leave one out")));
         }
         ranges::check("--ttl", acquire.ttl, &ranges::TTL)?;
         let mut lock_options = LockOptions::new();
@@ -82,6 +87,11 @@ impl<'a> Request<'a> {
             Request::Adopted(detached) => mgr.adopt(detached).map(Held::One),
         }
     }
+}
+
+fn first_duplicate(names: &[String]) -> Option<&str> {
+    let mut seen = HashSet::new();
+    names.iter().map(String::as_str).find(|name| !seen.insert(*name))
 }
 
 /// The option that works with one name only, as it is written on the command line.
@@ -138,6 +148,11 @@ pub(super) fn acquire(
         };
         Ok(result)
     })
+}
+
+/// Reports that a signal ended the wait.
+pub(super) fn describe_interruption(signal: i32) -> String {
+    format!("{} ended the wait", signal_name(signal).unwrap_or("a signal"))
 }
 
 /// How the program ends if the locks were not acquired.

@@ -35,7 +35,7 @@ use std::{
 
 pub(crate) use self::hold::hold;
 use self::{
-    acquire::{AcquireResult, Request, acquire, not_acquired},
+    acquire::{AcquireResult, Request, acquire, describe_interruption, not_acquired},
     exec_gate::ExecGate,
     expiry::Expiry,
     guardian_handle::GuardianHandle,
@@ -136,6 +136,11 @@ impl Job<'_> {
             AcquireResult::Acquired(held) => held,
             AcquireResult::Interrupted(signal) => {
                 drop(guardian);
+                if self.verbose {
+                    output::print_message(&describe_interruption(signal));
+                    // The signal may end this process next.
+                    stderr_writer::flush(stderr_writer::EXIT_FLUSH_TIMEOUT);
+                }
                 return Ok(exit_by_signal(
                     Exit::Signal(to_u8(signal)),
                     SignalOrigin::of_received(Terminal::open().as_ref()),
