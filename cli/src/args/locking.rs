@@ -119,8 +119,8 @@ impl Work {
 /// terminal, SIGTTIN.
 ///
 /// A second process, the guardian (named distlock-guard), ends the group and releases the lock if
-/// distlock itself is killed, or stopped by SIGSTOP. In MySQL, the lock ends together with distlock,
-/// so another process may get it while the guardian still ends the group.
+/// distlock itself is killed, or stopped by SIGSTOP. In MySQL, the lock ends together with
+/// distlock, so another process may get it while the guardian still ends the group.
 #[derive(Arguments, Clone, Debug)]
 #[command(
     override_usage = help_text::RUN_USAGE,

@@ -135,8 +135,9 @@ pub(super) fn acquire(
                 },
                 recv(outer.read_locks) -> lock => if let Ok(lock) = lock {
                     let check = move || outer.check_readers(mgr, &lock);
+                    let thread = thread::Builder::new().name("readers".into());
                     // Without a thread, there is no report.
-                    let _ = thread::Builder::new().name("readers".into()).spawn_scoped(scope, check);
+                    let _ = thread.spawn_scoped(scope, check);
                 },
                 recv(received) -> signal => if let Ok(signal) = signal
                     && signals::is_forwarded(signal)
