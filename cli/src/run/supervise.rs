@@ -24,6 +24,9 @@ use crate::{clock, exit::Exit, format, job_control::has_job_control_parent, outp
 /// Time between two checks of the processes that the command has left behind. They are polled,
 /// because the wrapper is notified only of the end of its own children.
 const STRAGGLER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time that processes have to end after the command, if a signal reached all of them, before they
+/// are reported as left behind.
+const STRAGGLER_REPORT_DELAY: Duration = Duration::from_secs(1);
 /// Time between two checks whether a terminal has stopped only a part of the command. This is
 /// polled, because no signal reports it.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -254,11 +257,8 @@ impl<'a> Supervisor<'a> {
         // After an earlier SIGTERM, the end of the whole group has a reason that is known.
         if !signals.is_empty() && !self.quiet {
             // After a signal to all of them, some may just end a little later than the command.
-            let delay = if self.ended_by_signal_to_all() {
-                STRAGGLER_POLL_INTERVAL
-            } else {
-                Duration::ZERO
-            };
+            let delay =
+                if self.ended_by_signal_to_all() { STRAGGLER_REPORT_DELAY } else { Duration::ZERO };
             self.stragglers = StragglerReport::DueAt(now.saturating_add(delay));
         }
         if let StragglerReport::DueAt(at) = self.stragglers
