@@ -44,6 +44,19 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+impl Args {
+    /// Whether the command line names servers, and not the environment.
+    pub(crate) fn has_url(&self) -> bool {
+        let arguments: &[String] = match &self.command {
+            Command::Init(Init { urls, .. })
+            | Command::Doctor(Doctor { urls, .. })
+            | Command::Bench(Bench { urls, .. }) => urls,
+            _ => &[],
+        };
+        !self.servers.url.is_empty() || !arguments.is_empty()
+    }
+}
+
 /// Why a command line was not parsed into `Args`.
 #[derive(Debug)]
 pub(crate) enum ArgError {
@@ -54,6 +67,11 @@ pub(crate) enum ArgError {
     Password {
         /// There is no `--`, so the argument may belong to a command that the lock is for.
         lacks_separator: bool,
+    },
+    /// `lock` with a command after `--`.
+    LockWithCommand {
+        /// The command line that does what this one seems to ask for.
+        instead: String,
     },
 }
 
@@ -81,6 +99,9 @@ impl fmt::Display for ArgError {
                     )?;
                 }
                 Ok(())
+            }
+            ArgError::LockWithCommand { instead } => {
+                write!(f, "lock runs no command; use: {instead}")
             }
         }
     }
@@ -110,7 +131,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
     let args = matches
         .and_then(|matches| Args::from_arg_matches(&matches))
         .map_err(|error| usage_error::with_our_tips(error.format(&mut command), &words));
-    args.map_err(|error| {
+    let args = args.map_err(|error| {
         let (shown, separator) = (text(&error), words.iter().position(|word| word == "--"));
         let is_secret = |(at, word): (usize, &OsString)| {
             let word = word.to_string_lossy();
@@ -125,7 +146,13 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Args, A
         } else {
             ArgError::Clap(error)
         }
-    })
+    })?;
+    match &args.command {
+        Command::Lock(lock) if !lock.command.is_empty() => {
+            Err(ArgError::LockWithCommand { instead: usage_error::as_run(&words) })
+        }
+        _ => Ok(args),
+    }
 }
 
 /// Lets `-5` reach the parser of an option, which can say what is wrong with it.
@@ -208,8 +235,7 @@ pub(crate) struct Servers {
 /// Certificates for rediss:// and valkeys://.
 #[derive(Arguments, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct TlsFiles {
-    /// File with the authorities that sign the servers' certificates, for rediss://, valkeys:// and
-    /// mysql://. Without it, the authorities of the system are trusted
+    /// CA certificates to trust (PEM), for rediss://, valkeys:// and mysql://; default: the system's
     #[arg(
         long,
         global = true,
@@ -354,8 +380,8 @@ pub(crate) struct Top {
 /// the same time.
 ///
 /// All nodes must be reachable, and none may be or have been a replica. A node that restarts later
-/// is in quarantine again. A single server needs no declaration. For tests, --quarantine 0 does
-/// without one.
+/// is in quarantine again. A single server needs no declaration. For tests, --quarantine 0 makes
+/// this unnecessary.
 #[derive(Arguments, Clone, Debug)]
 pub(crate) struct Init {
     /// Servers to declare new; without them, those of --url or of the environment

@@ -175,13 +175,13 @@ fn format_report(Examination { servers, findings, .. }: &Examination) -> String 
     };
     let problems = plural(count_level(findings, Level::Problem), "problem");
     let warnings = plural(count_level(findings, Level::Warning), "warning");
-    // "no problems" would be wrong if some of them could not be looked for.
+    // "no problems" alone would be wrong if some of them could not be looked for.
     let unknown = match count_level(findings, Level::Unknown) {
         0 => String::new(),
-        count => format!("incomplete: {} unknown; otherwise ", plural(count, "result")),
+        count => format!("; {} could not be made", plural(count, "check")),
     };
     // Writing to a string cannot fail.
-    let _ = writeln!(page, "{unknown}{problems}, {warnings}");
+    let _ = writeln!(page, "{problems}, {warnings}{unknown}");
     page
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// What the library's messages call settings and remedies, and what they are for this command.
-const OPTION_NAMES: [(&str, &str); 15] = [
+const OPTION_NAMES: [(&str, &str); 18] = [
     ("run distlock init or call Config::declare_nodes_new", "run distlock init"),
     ("pass true to Config::declare_nodes_new", "add --yes"),
     ("Config::quarantine(Duration::ZERO)", "--quarantine 0"),
@@ -48,6 +48,13 @@ const OPTION_NAMES: [(&str, &str); 15] = [
         "raise max_connections of the server, or the limit of the user",
     ),
     ("use a longer ttl", "use a longer --ttl"),
+    // The library writes this text itself, in place of the server's. So the code is no help.
+    ("refused with ERR it does not accept", "does not accept"),
+    ("ERR it does not accept", "it does not accept"),
+    (
+        "if it has no password, remove the password from the URL",
+        "if it has none, leave out --password-file, or the password in DISTLOCK_URL",
+    ),
     (
         "put a password into the URL",
         "put the password into a file for --password-file, or into DISTLOCK_URL",
@@ -70,6 +77,12 @@ const OPTION_NAMES: [(&str, &str); 15] = [
 /// Replaces the names of the library's API in a message by the options of this command.
 pub(crate) fn with_option_names(message: &str) -> String {
     OPTION_NAMES.iter().fold(message.to_owned(), |text, (api, option)| text.replace(api, option))
+}
+
+/// Leaves out the password where a message shows the syntax of a URL, because a command line must
+/// not contain one.
+pub(crate) fn without_password_syntax(message: &str) -> String {
+    with_option_names(message).replace("[user[:password]@]", "[user@]")
 }
 
 /// A short name of a holder: host and process, or else the beginning of its id.

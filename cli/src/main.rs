@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let is_json = wants_json(std::env::args_os());
     let args = match args::parse(std::env::args_os()) {
         Ok(args) => args,
-        Err(error @ ArgError::Password { .. }) => {
+        Err(error @ (ArgError::Password { .. } | ArgError::LockWithCommand { .. })) => {
             return exit_code(Err(Failure::usage(error.to_string())), is_json);
         }
         Err(error) => {
@@ -80,6 +80,7 @@ fn main() -> ExitCode {
         .format_timestamp(None)
         .target(target)
         .init();
+    let has_url = args.has_url();
     let outcome = match args.command {
         Command::Run(options) => run::run(&args.servers, &options),
         Command::Adopt(options) => run::adopt(&args.servers, &options),
@@ -96,6 +97,13 @@ fn main() -> ExitCode {
         Command::Completions(options) => completions::run(&options),
         Command::Man => man::run(),
     };
+    let outcome = outcome.map_err(|failure| match failure.exit {
+        Exit::Usage if has_url => {
+            let message = format::without_password_syntax(&failure.message);
+            Failure { message, ..failure }
+        }
+        _ => failure,
+    });
     exit_code(outcome, is_json)
 }
 
@@ -118,6 +126,13 @@ fn log_filter() -> String {
     else {
         return OFF.into();
     };
+    if let Some(word) = unknown_level(&filter) {
+        output::print_message(&format!(
+            "DISTLOCK_LOG: {} is not a level, so nothing may be logged; the levels are {}",
+            format::quote(word),
+            LOG_LEVELS.join(", ")
+        ));
+    }
     if let Err(error) = env_filter::Builder::new().try_parse(&filter) {
         output::print_message(&format!(
             "logging is off: DISTLOCK_LOG is not a valid filter: {error}"
@@ -125,6 +140,21 @@ fn log_filter() -> String {
         return OFF.into();
     }
     filter
+}
+
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// The first word of the filter that seems to be meant as a level, but is none. The logger takes it
+/// as the name of a crate, and logs nothing.
+fn unknown_level(filter: &str) -> Option<&str> {
+    /// Crates that log, as far as they matter here.
+    const CRATES: [&str; 4] = ["distlock", "mysql", "redis", "rustls"];
+    let directives = filter.split('/').next().unwrap_or_default().split(',').map(str::trim);
+    let is_level = |word: &str| LOG_LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    let is_target = |word: &str| {
+        word.contains(['=', ':', '_']) || CRATES.iter().any(|known| word.starts_with(known))
+    };
+    directives.filter(|word| !word.is_empty()).find(|word| !is_level(word) && !is_target(word))
 }
 
 fn exit_code(outcome: Outcome, is_json: bool) -> ExitCode {

@@ -2,7 +2,7 @@
 
 mod members;
 
-use distlock::{LockInfo, LockManager, Released};
+use distlock::{LockError, LockInfo, LockManager, Released};
 use serde::Serialize;
 
 use crate::{
@@ -55,7 +55,7 @@ pub(crate) fn run(servers: &Servers, options: &Release) -> Outcome {
 
 /// Releases by the id that was found, so that a client that acquires the lock meanwhile keeps it.
 fn release_current_holder(mgr: &dyn LockManager, options: &Release) -> Outcome {
-    let Some(lock) = mgr.lock_info(&options.name)? else {
+    let Some(lock) = mgr.lock_info(&options.name).map_err(not_released)? else {
         return report_outcome(options, Released::Gone, None, HolderJson::default(), "", "");
     };
     if !lock.members().is_empty() {
@@ -80,6 +80,13 @@ fn release_current_holder(mgr: &dyn LockManager, options: &Release) -> Outcome {
         &describe_id(holder.id()),
         "the lock changed hands in the meantime",
     )
+}
+
+/// The failure to find the holder, as what it means for the user.
+fn not_released(error: LockError) -> Failure {
+    let failure = Failure::from(error);
+    let message = failure.message.replacen("could not inspect lock", "could not release lock", 1);
+    Failure { message, ..failure }
 }
 
 /// What an id says about its holder, for a message.

@@ -5,7 +5,9 @@ use std::net::Ipv6Addr;
 /// Whether any of the URLs seems to contain a password, which in a malformed URL may stand
 /// anywhere.
 pub(crate) fn has_password(urls: &str) -> bool {
-    split_urls(urls).any(|url| {
+    // The library reports the empty URL after a comma at the end.
+    let is_blank = |c: char| c == ',' || c.is_whitespace();
+    split_urls(urls).map(|url| url.trim_matches(is_blank)).any(|url| {
         let has_login = match url.rsplit_once('@') {
             // The colon of the scheme does not separate a password.
             Some((user, _)) => user.replacen("://", "", 1).contains(':'),
@@ -125,6 +127,7 @@ mod tests {
             // In one of several URLs.
             "redis://h:1,redis://u:x@h",
             "redis://u:x,y@h,redis://h",
+            "redis://u:x, ",
             "unix:///s?pass=x,redis://h",
             // The password contains a separator of URLs or of the parts of a URL.
             "redis://u:x://u@h:6379/1,redis://i",
@@ -200,6 +203,9 @@ mod tests {
             "",
             "h",
             "redis://h:6379",
+            "redis://h:1,",
+            " redis://h:1 , , redis://h:2 ",
+            "redis+cluster://h:1,i:2, ",
             "--url=redis://u@h:6379/0",
             "redis://[::1]:7",
             "redis://[::1]",

@@ -32,22 +32,24 @@ pub(crate) struct Acquire {
     /// Exit with this code instead of 75 if another process holds a lock
     #[arg(long, short = 'E', value_name = "CODE", value_parser = parse_exit_code)]
     pub(crate) conflict_exit_code: Option<u8>,
-    /// Share the lock with other commands that use --shared; a command without it has the lock
-    /// alone
+    /// Share the lock with other commands that use --shared; without it, the lock is exclusive.
+    /// Takes one NAME. Not with MySQL
     #[arg(long, conflicts_with_all = ["permits", "at_least"])]
     pub(crate) shared: bool,
     /// Let at most LIMIT commands have the lock at a time. With COUNT/LIMIT, this command uses
-    /// COUNT of the LIMIT permits
+    /// COUNT of the LIMIT permits. Every command must use the same LIMIT: each command checks only
+    /// its own. Takes one NAME. On several nodes, LIMIT must be 1. Not with MySQL
     #[arg(long, value_name = "[COUNT/]LIMIT", value_parser = parse_permits)]
     pub(crate) permits: Option<Permits>,
     /// Keep the lock taken for at least this long after it was acquired, even if it is released
-    /// earlier: at most one run in that time
+    /// earlier: at most one run in that time. Takes one NAME. Not on several nodes, nor with MySQL
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) at_least: Option<Duration>,
     /// Report on standard error when distlock waits for, acquires and releases the locks
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Print no message if another process holds a lock
+    /// Print only failures: no message if another process holds a lock, none about the wait, about
+    /// processes that the command left behind, or about renewals that fail at first
     #[arg(long, short, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Names of the locks, which are acquired all or none; a name must not begin with a hyphen
@@ -116,9 +118,9 @@ impl Work {
 /// stay ignored in the command, except SIGPIPE, SIGCHLD, SIGCONT and, in the foreground of a
 /// terminal, SIGTTIN.
 ///
-/// A second process, distlock-guard, ends the group and releases the lock if distlock itself is
-/// killed, or stopped by SIGSTOP. In MySQL, the lock ends together with distlock, so another
-/// process may get it while the guard still ends the group.
+/// A second process, the guardian (named distlock-guard), ends the group and releases the lock if
+/// distlock itself is killed, or stopped by SIGSTOP. In MySQL, the lock ends together with
+/// distlock, so another process may get it while the guardian still ends the group.
 #[derive(Arguments, Clone, Debug)]
 #[command(
     override_usage = help_text::RUN_USAGE,
@@ -151,12 +153,16 @@ pub(crate) struct Lock {
     /// Print JSON
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) json: bool,
+    /// Words after `--`, which are refused: they are a command that was meant for `run`, and must
+    /// not be taken as names.
+    #[arg(last = true, hide = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// Run a command under a lock that lock --detach has acquired
 ///
 /// DETACHED is what distlock lock --detach has printed. The lock passes to this process, with a new
-/// fencing token, and nobody else can get it in between. From then on, everything is as for
+/// fencing token, and nobody else can get it in between. From then on, adopt behaves like
 /// distlock run. If the lock has expired, or another process has it, the command does not run, and
 /// distlock exits with 76.
 #[derive(Arguments, Clone, Debug)]

@@ -9,7 +9,7 @@ use clap::{
 };
 
 use super::Args;
-use crate::format::escape;
+use crate::{format::escape, urls::has_password};
 
 /// The message with usage and tips. Text of the command line in it is escaped.
 pub(crate) fn text(error: &clap::Error) -> String {
@@ -30,7 +30,30 @@ pub(crate) fn summary(error: &clap::Error) -> String {
 
 /// Replaces the tips that would be wrong.
 pub(super) fn with_our_tips(error: clap::Error, words: &[OsString]) -> clap::Error {
-    with_separator_tip(without_value_tip(error, words), words)
+    with_variable_name(with_separator_tip(without_value_tip(error, words), words), words)
+}
+
+/// Names the variable that an invalid value comes from. Clap names the option.
+fn with_variable_name(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let Some(option) = shown.split(' ').next().and_then(|option| option.strip_prefix("--")) else {
+        return error;
+    };
+    let command = Args::command();
+    let variable = command
+        .get_arguments()
+        .find(|arg| arg.get_long() == Some(option))
+        .and_then(|arg| arg.get_env()?.to_str().map(str::to_owned));
+    let is_given = |word: &OsString| word.to_string_lossy().starts_with(&format!("--{option}"));
+    if let Some(variable) = variable
+        && error.kind() == ErrorKind::ValueValidation
+        && !words.iter().take_while(|word| *word != "--").any(is_given)
+    {
+        error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    }
+    error
 }
 
 /// Clap suggests to put `--` before a word that begins with a hyphen. That is wrong for the value
@@ -98,6 +121,42 @@ fn with_separator_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error
     error
 }
 
+/// The command line of `lock` with a command, as one of `run`. Passwords in it are not shown.
+pub(super) fn as_run(words: &[OsString]) -> String {
+    let is_for_lock_only = |word: &OsString| word == "--detach" || word == "--json";
+    let separator = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let as_run_at = |at: usize| {
+        let changed = |(place, word): (usize, &OsString)| match place {
+            _ if place == at => Some("run".into()),
+            _ if place < separator && is_for_lock_only(word) => None,
+            _ => Some(word.clone()),
+        };
+        let mut line: Vec<OsString> = words.iter().enumerate().filter_map(changed).collect();
+        // The first word is the path of this program.
+        *line.first_mut()? = "distlock".into();
+        let matches = Args::command().try_get_matches_from(&line).ok()?;
+        (matches.subcommand_name() == Some("run")).then_some(line)
+    };
+    // `lock` may also be the value of an option.
+    let places = (1..separator).filter(|at| words[*at] == "lock");
+    let Some(line) = places.into_iter().find_map(as_run_at) else {
+        return "distlock run NAME -- COMMAND".into();
+    };
+    line.iter().map(|word| shown_word(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
+/// The word as a shell reads it, or a placeholder if it seems to contain a password.
+fn shown_word(word: &str) -> String {
+    let is_plain = |c: char| !c.is_whitespace() && !"'\"\\$`&|;<>()*?[]{}#~!".contains(c);
+    if word.contains("://") && has_password(word) {
+        "…".into()
+    } else if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::parse;
@@ -142,6 +201,26 @@ mod tests {
             assert!(message.contains("to contain a password, which every"), "{message}");
             assert_eq!(message.ends_with("write -- before it"), lacks_separator, "{message}");
         }
+    }
+
+    #[test]
+    fn command_after_lock_is_refused_with_its_run() {
+        for (line, instead) in [
+            ("distlock lock deploy:shop -- ./deploy.sh", "run deploy:shop -- ./deploy.sh"),
+            (
+                "/usr/bin/distlock lock --json --ttl 9s lock -- a --json",
+                "run --ttl 9s lock -- a --json",
+            ),
+            ("distlock --prefix lock lock --detach a -- b", "--prefix lock run a -- b"),
+            ("distlock lock a -- sh -c a;b", "run a -- sh -c 'a;b'"),
+            ("distlock lock a -- psql postgres://app:pw@db/shop", "run a -- psql …"),
+            ("distlock lock --permits 2 a b -- c", "run --permits 2 a b -- c"),
+        ] {
+            let expected = format!("lock runs no command; use: distlock {instead}");
+            assert_eq!(error(line), expected, "{line}");
+        }
+        let words = ["distlock", "lock", "a", "--"].map(OsString::from);
+        assert!(parse(words).is_ok(), "there is no command");
     }
 
     #[test]

@@ -151,8 +151,8 @@ fn check_views(members: &[Member], user: &str) -> Option<Finding> {
         _ if member.facts.contact != Contact::Reachable => None,
         Queried::Denied => Some(
             Finding::unknown("slots", format!("{what}: {} are missing", PERMISSIONS.join(" and ")))
-                .advice("run this in redis-cli as an administrator, at each node")
-                .command(grant_command::grant_command(user, PERMISSIONS)),
+                .advice("run these in redis-cli as an administrator, at each node")
+                .acl_setuser(grant_command::grant_command(user, PERMISSIONS)),
         ),
         Queried::Unsupported(why) => {
             Some(Finding::unknown("slots", format!("{what}: {}", format::escape(why))))
@@ -308,8 +308,8 @@ fn check_coverage(members: &[Member]) -> Option<Finding> {
                 "while the slots of one master are not served, all nodes refuse all requests \
                  (cluster-require-full-coverage yes)",
             )
-            .advice("unless other programs need that, run this in redis-cli at each node")
-            .command("CONFIG SET cluster-require-full-coverage no"),
+            .advice("unless other programs need that, run these in redis-cli at each node")
+            .config_set(&["cluster-require-full-coverage no"]),
         );
     }
     if settings().any(|setting| is_setting(setting, "no")) {

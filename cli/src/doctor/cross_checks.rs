@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use super::{
     facts::{Contact, Facts, Handover, NodeFacts},
     finding::Finding,
-    node_checks::{CLOCK_DIFFERENCE_MAX_US, format_us},
+    node_checks::{CLOCK_DIFFERENCE_MAX_US, UNUSED_NODES_ADVICE, format_us},
 };
 use crate::format;
 
@@ -20,7 +20,7 @@ pub(super) fn check_together(facts: &Facts) -> Vec<Finding> {
     findings.into_iter().flatten().collect()
 }
 
-/// Reports how many nodes may fail, and how many already have.
+/// Reports how many nodes may fail, how many already have, and how many do not vote yet.
 fn check_nodes(facts: &Facts) -> Option<Finding> {
     let nodes = facts.nodes.len();
     if nodes == 1 {
@@ -28,11 +28,20 @@ fn check_nodes(facts: &Facts) -> Option<Finding> {
     }
     let away = facts.nodes.iter().filter(|node| node.contact != Contact::Reachable).count();
     let may_fail = (nodes - 1) / 2;
+    let are_away = format!(
+        "{away} of {nodes} nodes {}",
+        if away == 1 { "is unreachable" } else { "are unreachable" }
+    );
+    if away <= may_fail
+        && let Some(finding) = check_votes(facts, nodes - may_fail)
+    {
+        let message = match away {
+            0 => finding.message,
+            _ => format!("{are_away}; {}", finding.message),
+        };
+        return Some(Finding { message, ..finding });
+    }
     if away > 0 {
-        let are_away = format!(
-            "{away} of {nodes} nodes {}",
-            if away == 1 { "is unreachable" } else { "are unreachable" }
-        );
         return Some(match may_fail.checked_sub(away) {
             None => Finding::problem(
                 "nodes",
@@ -62,6 +71,37 @@ fn check_nodes(facts: &Facts) -> Option<Finding> {
             "nodes",
             format!("{nodes} nodes, all reachable, survive the loss of {may_fail}"),
         )
+    })
+}
+
+/// Reports nodes in quarantine. A lock needs the votes of `quorum` nodes.
+fn check_votes(facts: &Facts, quorum: usize) -> Option<Finding> {
+    let quarantine = facts.requirements.quarantine;
+    let reachable = facts.nodes.iter().filter(|node| node.contact == Contact::Reachable);
+    let mut left: Vec<Duration> =
+        reachable.clone().filter_map(|node| node.quarantine_left(quarantine)).collect();
+    left.sort_unstable();
+    let last = *left.last()?;
+    let voting = reachable.count() - left.len();
+    let vote = if voting == 1 { "votes" } else { "vote" };
+    let says = format!("{voting} of {} nodes {vote}", facts.nodes.len());
+    Some(match quorum.checked_sub(voting).and_then(|missing| missing.checked_sub(1)) {
+        Some(last_missing) => {
+            let until = format::duration(left.get(last_missing).copied().unwrap_or(last));
+            Finding::problem("nodes", format!("{says}; a quorum votes again in {until}"))
+                .advice(format!("wait for that; {UNUSED_NODES_ADVICE}"))
+        }
+        None => {
+            let others = match left.len() {
+                1 => "1 is in quarantine, and votes".to_owned(),
+                more => format!("{more} are in quarantine, and the last of them votes"),
+            };
+            let until = format::duration(last);
+            Finding::warning("nodes", format!("{says}; {others} again in {until}")).advice(format!(
+                "keep at least {quorum} of the nodes that vote running until then; \
+                 {UNUSED_NODES_ADVICE}"
+            ))
+        }
     })
 }
 
@@ -152,7 +192,12 @@ fn check_handover(facts: &Facts) -> Option<Finding> {
     let why_not = if too_few { "not tried, because too few servers reply" } else { NOT_TRIED };
     let furthest = facts.nodes.iter().map(NodeFacts::best_round_trip).max().unwrap_or_default();
     let polled_after = GRANTED_WITHIN + furthest.saturating_mul(10);
-    Some(judge_handover(facts.handover.as_ref(), why_not, polled_after))
+    let mut finding = judge_handover(facts.handover.as_ref(), why_not, polled_after);
+    let has_quarantine = facts.nodes.len() > 1 && !facts.requirements.quarantine.is_zero();
+    if facts.handover.is_some() && has_quarantine {
+        finding.message += "; this test ignores the quarantine";
+    }
+    Some(finding)
 }
 
 /// The reason if the servers reply.

@@ -139,6 +139,27 @@ impl NodeFacts {
         }
     }
 
+    /// How long a client that connects now does not count the node's vote; `None` if it does. By
+    /// the rule of the library, which takes one second off the uptime.
+    pub(crate) fn quarantine_left(&self, quarantine: Duration) -> Option<Duration> {
+        let info = self.info()?;
+        let age = if self.is_promoted() {
+            // It does not report since when it is a master.
+            Duration::ZERO
+        } else if self.declared_new {
+            quarantine
+        } else {
+            Duration::from_secs(info.number("uptime_in_seconds").saturating_sub(1))
+        };
+        Some(quarantine.saturating_sub(age)).filter(|left| !left.is_zero())
+    }
+
+    /// The server was a replica earlier in this run.
+    pub(crate) fn is_promoted(&self) -> bool {
+        let followed = self.info().and_then(|info| info.get("master_replid2"));
+        followed.is_some_and(|id| id.bytes().any(|byte| byte != b'0'))
+    }
+
     pub(crate) fn worst_round_trip(&self) -> Duration {
         self.round_trips.last().copied().unwrap_or_default()
     }

@@ -2,6 +2,12 @@
 
 use serde::Serialize;
 
+const KEEP_SETTINGS_ADVICE: &str = "CONFIG SET is forgotten at a restart unless the setting is \
+                                    also in redis.conf, where CONFIG REWRITE writes it";
+const KEEP_USER_ADVICE: &str = "ACL SETUSER is forgotten at a restart unless the user is also in \
+                                the ACL file, where ACL SAVE writes it; without an ACL file, \
+                                CONFIG REWRITE writes it to redis.conf";
+
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -65,6 +71,27 @@ impl Finding {
     /// A command for the server's client that follows the advice.
     pub(crate) fn command(mut self, command: impl Into<String>) -> Finding {
         self.commands.push(command.into());
+        self
+    }
+
+    /// Commands that change settings, each given as name and value, and one that keeps them.
+    pub(crate) fn config_set(self, settings: &[&str]) -> Finding {
+        let set =
+            |finding: Finding, setting: &&str| finding.command(format!("CONFIG SET {setting}"));
+        settings.iter().fold(self, set).add_advice(KEEP_SETTINGS_ADVICE).command("CONFIG REWRITE")
+    }
+
+    /// A command that changes a user, and one that keeps the change.
+    pub(crate) fn acl_setuser(self, command: String) -> Finding {
+        self.command(command).add_advice(KEEP_USER_ADVICE).command("ACL SAVE")
+    }
+
+    fn add_advice(mut self, more: &str) -> Finding {
+        let advice = self.advice.get_or_insert_default();
+        if !advice.is_empty() {
+            advice.push_str("; ");
+        }
+        advice.push_str(more);
         self
     }
 

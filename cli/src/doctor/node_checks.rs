@@ -74,8 +74,8 @@ pub(super) fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Opti
 
 fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) -> Finding {
     let grant_all = || grant_command::all_permissions(lock_pattern);
-    let finding =
-        |check| Finding::problem(check, format!("refused: {} {message}", format::escape(code)));
+    let refused = format::with_option_names(&format!("{} {message}", format::escape(code)));
+    let finding = |check| Finding::problem(check, format!("refused: {refused}"));
     match code {
         "NOAUTH" => finding("login")
             .advice("put the password into a file for --password-file, or into DISTLOCK_URL"),
@@ -84,10 +84,10 @@ fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) ->
         "NOPERM" if message.contains("'time'") => {
             Finding::problem("permissions", "missing: +time, without which distlock cannot connect")
                 .advice(PASTE_ADVICE)
-                .command(grant_command::grant_command(user, grant_all()))
+                .acl_setuser(grant_command::grant_command(user, grant_all()))
         }
         "NOPERM" if message.contains("'select'") => {
-            finding("permissions").advice(format!("use database 0, or {PASTE_ADVICE}")).command(
+            finding("permissions").advice(format!("use database 0, or {PASTE_ADVICE}")).acl_setuser(
                 grant_command::grant_command(user, grant_all().into_iter().chain(["+select"])),
             )
         }
@@ -106,7 +106,7 @@ fn check_info(node: &NodeFacts, _: &Requirements) -> Option<Finding> {
         Queried::Denied => Some(
             Finding::unknown("info", format!("cannot check {what}: +info is missing"))
                 .advice(GRANT_ADVICE)
-                .command(grant_command::grant_command(&node.user, ["+info"])),
+                .acl_setuser(grant_command::grant_command(&node.user, ["+info"])),
         ),
         Queried::Unsupported(why) => {
             Some(Finding::unknown("info", format!("cannot check {what}: {}", format::escape(why))))
@@ -165,8 +165,8 @@ pub(super) fn check_eviction(node: &NodeFacts, _: &Requirements) -> Option<Findi
     };
     let advised = |finding: Finding| {
         finding
-            .advice("keep other data elsewhere, and run this in redis-cli")
-            .command("CONFIG SET maxmemory-policy noeviction")
+            .advice("keep other data elsewhere, and run these in redis-cli")
+            .config_set(&["maxmemory-policy noeviction"])
     };
     Some(match (policy, info.number("maxmemory")) {
         ("noeviction", _) => Finding::ok("eviction", "locks are never evicted (noeviction)"),
@@ -249,37 +249,36 @@ fn check_persistence(node: &NodeFacts, requirements: &Requirements) -> Option<Fi
         &["appendonly yes", "appendfsync always"]
     };
     let instead = if requirements.nodes > 2 { "set --quarantine" } else { "use three nodes" };
-    let advice = format!("{instead}, or use fencing tokens, or run this in redis-cli");
+    let advice = format!("{instead}, or use fencing tokens, or run these in redis-cli");
     let finding = Finding::warning(check, format!("{loses}: {consequence}")).advice(advice);
-    Some(
-        settings
-            .iter()
-            .fold(finding, |finding, setting| finding.command(format!("CONFIG SET {setting}"))),
-    )
+    Some(finding.config_set(settings))
 }
 
 fn settings_denied(node: &NodeFacts, check: &'static str, says: &str) -> Finding {
     Finding::unknown(check, says)
         .advice(GRANT_ADVICE)
-        .command(grant_command::grant_command(&node.user, [SETTINGS_PERMISSION]))
+        .acl_setuser(grant_command::grant_command(&node.user, [SETTINGS_PERMISSION]))
 }
+
+/// What to do about a quarantine that protects nothing.
+pub(super) const UNUSED_NODES_ADVICE: &str =
+    "if no node has ever been used, run distlock init; for tests, set --quarantine 0";
 
 /// Adds how long a restarted node does not vote yet, whatever it has on disk.
 fn with_time_left(mut finding: Finding, node: &NodeFacts, requirements: &Requirements) -> Finding {
-    let uptime_s = node.info().map_or(0, |info| info.number("uptime_in_seconds"));
-    let left = requirements.quarantine.saturating_sub(Duration::from_secs(uptime_s));
-    if left.is_zero() {
+    let quarantine = requirements.quarantine;
+    let Some(left) = node.quarantine_left(quarantine).map(format::duration) else {
+        let uptime_s = node.info().map_or(0, |info| info.number("uptime_in_seconds"));
+        if node.declared_new && Duration::from_secs(uptime_s) < quarantine {
+            finding.message += "; it was declared new, and votes already";
+        }
         return finding;
-    }
-    if node.declared_new {
-        finding.message += "; it was declared new, and votes already";
-        return finding;
-    }
-    let left = format::duration(left);
-    finding.message += &format!(
-        "; it has just started, and votes in {left}; if no node has ever been used, run distlock \
-         init; for tests, set --quarantine 0"
-    );
+    };
+    finding.message += &if node.is_promoted() {
+        format!("; it was a replica before, so a client counts its vote {left} after it connects")
+    } else {
+        format!("; it has just started, and votes in {left}; {UNUSED_NODES_ADVICE}")
+    };
     finding
 }
 
@@ -324,10 +323,10 @@ fn check_timeout(node: &NodeFacts, requirements: &Requirements) -> Option<Findin
             ),
         )
         .advice(format!(
-            "set timeout to more than {}, or run this in redis-cli",
+            "set timeout to more than {}, or run these in redis-cli",
             every.as_secs() + 1
         ))
-        .command("CONFIG SET timeout 0"),
+        .config_set(&["timeout 0"]),
     })
 }
 

@@ -10,9 +10,9 @@ use super::{
     },
 };
 
-pub(super) const GRANT_ADVICE: &str = "run this in redis-cli as an administrator";
+pub(super) const GRANT_ADVICE: &str = "run these in redis-cli as an administrator";
 /// Advice for a command that adds key patterns or channel patterns which may be there already.
-pub(super) const PASTE_ADVICE: &str = "run this in redis-cli as an administrator; if the server \
+pub(super) const PASTE_ADVICE: &str = "run these in redis-cli as an administrator; if the server \
                                        replies that a pattern follows the * pattern, leave out \
                                        the patterns of that kind (~ or &)";
 
@@ -69,5 +69,5 @@ pub(super) fn check_permissions(node: &NodeFacts, requirements: &Requirements) -
     };
     let is_pattern = |permission: &String| permission.starts_with(['~', '&']);
     let advice = if untested.iter().any(is_pattern) { PASTE_ADVICE } else { GRANT_ADVICE };
-    Some(finding.advice(advice).command(grant_command::grant_command(&node.user, granted)))
+    Some(finding.advice(advice).acl_setuser(grant_command::grant_command(&node.user, granted)))
 }

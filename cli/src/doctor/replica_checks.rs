@@ -40,10 +40,10 @@ pub(super) fn no_cut_off(says: &str) -> Finding {
         format!("{says} it is cut off from its replicas, and its successor does not know them");
     Finding::warning("cut-off", says)
         .advice(
-            "run this in redis-cli at the master and its replicas; no lock is then granted while \
+            "run these in redis-cli at the master and its replicas; no lock is then granted while \
              no replica is connected",
         )
-        .command("CONFIG SET min-replicas-to-write 1")
+        .config_set(&["min-replicas-to-write 1"])
 }
 
 /// Number of replicas that are connected to a master, and `None` for other servers.

@@ -1,11 +1,12 @@
 //! Acquires the locks, while signals can end the wait.
 
-use std::{io, thread};
+use std::{collections::HashSet, io, thread};
 
 use crossbeam_channel::{Receiver, bounded, select};
 use distlock::{Detached, LockError, LockManager, LockOptions};
+use signal_hook::low_level::signal_name;
 
-use super::{held::Held, signals, wait_policy::WaitPolicy};
+use super::{held::Held, signals, wait_policy::WaitPolicy, wait_reporter::OuterHolders};
 use crate::{
     args::{Acquire, Permits},
     exit::{Exit, Failure, Outcome},
@@ -39,6 +40,10 @@ impl<'a> Request<'a> {
             && let Some(option) = option_for_one_name(acquire)
         {
             return Err(Failure::usage(only_one_name(&option, &acquire.names)));
+        }
+        if let Some(twice) = first_duplicate(&acquire.names) {
+            let twice = format::quote(twice);
+            return Err(Failure::usage(format!("name {twice} is given twice; leave one out")));
         }
         ranges::check("--ttl", acquire.ttl, &ranges::TTL)?;
         let mut lock_options = LockOptions::new();
@@ -84,6 +89,11 @@ impl<'a> Request<'a> {
     }
 }
 
+fn first_duplicate(names: &[String]) -> Option<&str> {
+    let mut seen = HashSet::new();
+    names.iter().map(String::as_str).find(|name| !seen.insert(*name))
+}
+
 /// The option that works with one name only, as it is written on the command line.
 fn option_for_one_name(acquire: &Acquire) -> Option<String> {
     match (acquire.shared, acquire.permits, acquire.at_least) {
@@ -109,6 +119,7 @@ pub(super) fn acquire(
     mgr: &dyn LockManager,
     request: &Request<'_>,
     received: &Receiver<i32>,
+    outer: &OuterHolders,
 ) -> io::Result<AcquireResult> {
     thread::scope(|scope| {
         let (sender, results) = bounded(1);
@@ -122,6 +133,12 @@ pub(super) fn acquire(
                     Ok(Err(error)) => AcquireResult::Failed(error),
                     Err(_) => AcquireResult::Failed(LockError::Shutdown),
                 },
+                recv(outer.read_locks) -> lock => if let Ok(lock) = lock {
+                    let check = move || outer.check_readers(mgr, &lock);
+                    let thread = thread::Builder::new().name("readers".into());
+                    // Without a thread, there is no report.
+                    let _ = thread.spawn_scoped(scope, check);
+                },
                 recv(received) -> signal => if let Ok(signal) = signal
                     && signals::is_forwarded(signal)
                 {
@@ -132,6 +149,11 @@ pub(super) fn acquire(
         };
         Ok(result)
     })
+}
+
+/// Reports that a signal ended the wait.
+pub(super) fn describe_interruption(signal: i32) -> String {
+    format!("{} ended the wait", signal_name(signal).unwrap_or("a signal"))
 }
 
 /// How the program ends if the locks were not acquired.

@@ -41,18 +41,20 @@ pub(super) struct GuardianHandle {
 }
 
 impl GuardianHandle {
-    /// Starts a guardian, away from the wrapper's terminal, process group and standard streams. The
-    /// locks' names are arguments for people who read process lists.
+    /// Starts a guardian, away from the wrapper's terminal, process group and standard streams,
+    /// except standard error, for the message that it has ended the command. The locks' names are
+    /// arguments for people who read process lists.
     pub(super) fn start(names: &[&str]) -> io::Result<GuardianHandle> {
         let (reader, writer) = io::pipe()?;
         // A guardian that does not read must not block its wrapper.
         rustix::io::ioctl_fionbio(&writer, true)?;
         let child = super::own_executable(PROCESS_NAME)
             .arg(GUARDIAN_ARG)
+            .arg(std::process::id().to_string())
             .args(names)
             .stdin(reader)
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(Stdio::inherit())
             .process_group(0)
             .spawn()?;
         Ok(GuardianHandle {

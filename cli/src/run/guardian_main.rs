@@ -1,7 +1,7 @@
 //! The guardian process: waits for messages of its wrapper, and intervenes if the wrapper is dead
 //! or frozen.
 
-use std::{thread, time::Duration};
+use std::{env, thread, time::Duration};
 
 use crossbeam_channel::never;
 use distlock::{LockManager, Released};
@@ -9,6 +9,7 @@ use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal};
 
 use super::{
+    guardian_stderr::GuardianStderr,
     kill::ProcessGroup,
     message::{GuardianMessage, LockSpec},
     pipe_reader::{MessageReader, Received},
@@ -18,6 +19,7 @@ use crate::{
     args::Servers,
     clock, connect,
     exit::{Exit, Failure, Outcome},
+    format,
     manager_config::ManagerConfig,
 };
 
@@ -29,8 +31,11 @@ const GROUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// follows: the wrapper's last request may still reach the server, even after the loss of a packet.
 const RELEASE_DELAYS_MS: [u64; 7] = [0, 10, 20, 40, 80, 160, 320];
 
-/// Runs the guardian until its wrapper has ended.
-pub(super) fn guardian_main() -> Outcome {
+/// Runs the guardian until its wrapper, whose pid is the first argument, has ended.
+pub(super) fn guardian_main(mut arguments: env::ArgsOs) -> Outcome {
+    let mut stderr = GuardianStderr::take();
+    let pid = arguments.next().unwrap_or_default();
+    let wrapper = format!("distlock (pid {})", pid.to_string_lossy());
     // Signals that are meant for the wrapper must not end the guardian. Threads inherit the mask.
     SigSet::all()
         .thread_block()
@@ -51,14 +56,37 @@ pub(super) fn guardian_main() -> Outcome {
             Received::Message(GuardianMessage::Acquiring(lock)) => locks.push(*lock),
             Received::Message(message) => watchdog.on_message(&message, now),
             Received::Timeout => {
-                terminate_group(watchdog.on_frozen(now), watchdog.lock_gone_at(now))
+                let order = watchdog.on_frozen(now);
+                if order.is_some() {
+                    let locks = describe(&locks);
+                    stderr.report(&format!(
+                        "{wrapper} is stopped or gets no CPU time; ending the command under {locks}"
+                    ));
+                }
+                terminate_group(order, watchdog.lock_gone_at(now));
             }
             Received::Closed => break,
         }
     }
     let now = clock::since_boot();
-    terminate_group(watchdog.on_dead(now), watchdog.lock_gone_at(now));
+    let order = watchdog.on_dead(now);
+    if order.is_some() {
+        let then = if locks.iter().any(|lock| lock.is_kept) {
+            format!("under {}, which stays taken until it expires", describe(&locks))
+        } else {
+            format!("and releasing {}", describe(&locks))
+        };
+        stderr.report(&format!("{wrapper} was killed; ending the command {then}"));
+    }
+    stderr.close();
+    terminate_group(order, watchdog.lock_gone_at(now));
     release(&locks)
+}
+
+/// The locks as messages name them.
+fn describe(locks: &[LockSpec]) -> String {
+    let names: Vec<String> = locks.iter().map(|lock| format::quote(&lock.name)).collect();
+    format!("{} {}", if names.len() == 1 { "lock" } else { "locks" }, names.join(", "))
 }
 
 /// Ends a group. Returns when nothing of it is left, or at `limit`, when its lock has expired

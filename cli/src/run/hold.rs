@@ -2,10 +2,9 @@
 
 use crossbeam_channel::{Receiver, select};
 use distlock::{Detached, LockManager, Released};
-use signal_hook::low_level::signal_name;
 
 use super::{
-    acquire::{AcquireResult, Request, acquire, not_acquired},
+    acquire::{AcquireResult, Request, acquire, describe_interruption, not_acquired},
     expiry::Expiry,
     held::{Held, ReleaseResult},
     signals::{SignalListener, is_forwarded},
@@ -33,21 +32,24 @@ pub(crate) fn hold(servers: &Servers, options: &Lock) -> Outcome {
     }
     QuarantineOption::from_args(servers)?
         .check_ttl(config.each_node().len(), options.acquire.ttl)?;
-    let config = with_reporters(config, policy, options.acquire.verbose, options.acquire.quiet);
+    let (config, outer) =
+        with_reporters(config, policy, options.acquire.verbose, options.acquire.quiet);
     let signals = SignalListener::start().map_err(system_failure)?;
     let config = config.ttl(options.acquire.ttl).for_names(options.acquire.names.len());
     let mgr = config.manager()?;
     let started = clock::now();
-    let held = match acquire(&*mgr, &request, &signals.received).map_err(system_failure)? {
+    let acquired = acquire(&*mgr, &request, &signals.received, &outer);
+    let held = match acquired.map_err(system_failure)? {
         AcquireResult::Acquired(held) => held,
         AcquireResult::Interrupted(signal) if options.json => {
-            let name = signal_name(signal).unwrap_or("a signal");
-            return Err(Failure::new(
-                Exit::Signal(to_u8(signal)),
-                format!("{name} ended the wait"),
-            ));
+            return Err(Failure::new(Exit::Signal(to_u8(signal)), describe_interruption(signal)));
         }
-        AcquireResult::Interrupted(signal) => return Ok(Exit::Signal(to_u8(signal))),
+        AcquireResult::Interrupted(signal) => {
+            if options.acquire.verbose {
+                output::print_message(&describe_interruption(signal));
+            }
+            return Ok(Exit::Signal(to_u8(signal)));
+        }
         AcquireResult::Failed(error) if options.json => {
             let exit = policy.exit_if_held(&error);
             let failure = Failure::from(error);

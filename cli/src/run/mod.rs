@@ -14,12 +14,13 @@ mod expiry;
 mod grace_period;
 mod guardian_handle;
 mod guardian_main;
+mod guardian_stderr;
 mod held;
 mod hold;
 mod kill;
-mod last_renewal_error;
 mod message;
 mod pipe_reader;
+mod renewals;
 mod signals;
 mod supervise;
 mod terminal;
@@ -34,13 +35,13 @@ use std::{
 
 pub(crate) use self::hold::hold;
 use self::{
-    acquire::{AcquireResult, Request, acquire, not_acquired},
+    acquire::{AcquireResult, Request, acquire, describe_interruption, not_acquired},
     exec_gate::ExecGate,
     expiry::Expiry,
     guardian_handle::GuardianHandle,
     held::{Held, ReleaseResult},
-    last_renewal_error::LastRenewalError,
     message::{GuardianMessage, LockSpec},
+    renewals::Renewals,
     signals::SignalListener,
     supervise::{CommandResult, Supervisor, SupervisorOptions},
     terminal::{SigttouBlocked, Terminal},
@@ -117,22 +118,29 @@ impl Job<'_> {
             ));
         }
         let (config, password) = self.build_config()?;
+        let (config, outer) = with_reporters(config, self.policy, self.verbose, self.quiet);
         let signals = SignalListener::start().map_err(system_failure)?;
         let sigttou_blocked =
             SigttouBlocked::block().map_err(|error| system_failure(error.into()))?;
         adopt_orphans();
         let names = self.request.names();
         let mut guardian = GuardianHandle::start(&names).map_err(system_failure)?;
-        let last_renewal_error = LastRenewalError::default();
-        let config = config.event_handler(Arc::new(last_renewal_error.clone()));
+        let (renewals, handler) = Renewals::new();
+        let servers = config.each_node().len();
+        let config = config.event_handler(Arc::new(handler));
         let reporter = guardian.acquire_reporter(self.lock_spec(password));
         let mgr = config.event_handler(Arc::new(reporter)).manager()?;
         let started = clock::now();
-        let acquired = acquire(&*mgr, &self.request, &signals.received);
+        let acquired = acquire(&*mgr, &self.request, &signals.received, &outer);
         let held = match acquired.map_err(system_failure)? {
             AcquireResult::Acquired(held) => held,
             AcquireResult::Interrupted(signal) => {
                 drop(guardian);
+                if self.verbose {
+                    output::print_message(&describe_interruption(signal));
+                    // The signal may end this process next.
+                    stderr_writer::flush(stderr_writer::EXIT_FLUSH_TIMEOUT);
+                }
                 return Ok(exit_by_signal(
                     Exit::Signal(to_u8(signal)),
                     SignalOrigin::of_received(Terminal::open().as_ref()),
@@ -151,7 +159,7 @@ impl Job<'_> {
             &signals,
             &sigttou_blocked,
             &mut guardian,
-            &last_renewal_error,
+            (&renewals, servers),
         );
         let exit = result.as_ref().map_or(Exit::CannotRun, |result| result.exit);
         let exit = self.release_lock(held, expiry, exit);
@@ -173,7 +181,7 @@ impl Job<'_> {
         if let Some(password) = &password {
             config = config.password(password);
         }
-        Ok((with_reporters(config, self.policy, self.verbose, self.quiet), password))
+        Ok((config, password))
     }
 
     /// What the guardian must know about the locks, except for their names and ids.
@@ -202,7 +210,7 @@ impl Job<'_> {
         signals: &SignalListener,
         sigttou_blocked: &SigttouBlocked,
         guardian: &mut GuardianHandle,
-        last_renewal_error: &LastRenewalError,
+        (renewals, servers): (&Renewals, usize),
     ) -> Result<CommandResult, Failure> {
         let mut terminal = Terminal::open();
         if terminal.as_ref().is_some_and(Terminal::is_foreground) {
@@ -254,8 +262,10 @@ impl Job<'_> {
                 ttl: self.ttl,
                 grace: self.work.grace,
                 max_hold: self.work.max_hold,
+                quiet: self.quiet,
+                servers,
             },
-            last_renewal_error,
+            renewals,
         )
         .run())
     }
@@ -293,7 +303,7 @@ impl Job<'_> {
 pub(crate) fn internal_step(mut arguments: env::ArgsOs) -> Option<Outcome> {
     match arguments.nth(1)?.to_str()? {
         exec_gate::GATE_ARG => Some(exec_gate::gate_main(arguments)),
-        guardian_handle::GUARDIAN_ARG => Some(guardian_main::guardian_main()),
+        guardian_handle::GUARDIAN_ARG => Some(guardian_main::guardian_main(arguments)),
         _ => None,
     }
 }

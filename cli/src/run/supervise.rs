@@ -1,6 +1,6 @@
 //! Supervises the running command: its signals, its end, its time limit, and the loss of its lock.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use crossbeam_channel::{Receiver, never, select};
 use distlock::LockLost;
@@ -12,8 +12,8 @@ use super::{
     guardian_handle::GuardianHandle,
     held::Held,
     kill::{ProcessGroup, Termination},
-    last_renewal_error::LastRenewalError,
     message::GuardianMessage,
+    renewals::{RenewalChange, Renewals},
     terminal::{StopReaction, Terminal, wants_terminal},
     to_u8,
     tty_signal::SignalOrigin,
@@ -24,6 +24,9 @@ use crate::{clock, exit::Exit, format, job_control::has_job_control_parent, outp
 /// Time between two checks of the processes that the command has left behind. They are polled,
 /// because the wrapper is notified only of the end of its own children.
 const STRAGGLER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time that processes have to end after the command, if a signal reached all of them, before they
+/// are reported as left behind.
+const STRAGGLER_REPORT_DELAY: Duration = Duration::from_secs(1);
 /// Time between two checks whether a terminal has stopped only a part of the command. This is
 /// polled, because no signal reports it.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -41,7 +44,12 @@ pub(super) struct Supervisor<'a> {
     termination: Termination,
     ttl: Duration,
     grace_period: GracePeriod,
-    last_renewal_error: &'a LastRenewalError,
+    renewals: &'a Renewals,
+    /// Names of the locks whose last renewal failed or is overdue.
+    unrenewed: BTreeSet<String>,
+    /// A message has said that some lock cannot be renewed.
+    has_reported_outage: bool,
+    servers: usize,
     lost: Receiver<LockLost>,
     /// The command was stopped, and this process stopped itself too.
     paused: bool,
@@ -53,6 +61,17 @@ pub(super) struct Supervisor<'a> {
     signal_origin: SignalOrigin,
     /// The last signal that was forwarded, and where it came from.
     last_forwarded: Option<(u8, SignalOrigin)>,
+    quiet: bool,
+    stragglers: StragglerReport,
+}
+
+/// Whether the processes that the command has left behind have been reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StragglerReport {
+    NotNeeded,
+    /// Due if some of them still run at this time.
+    DueAt(Duration),
+    Done,
 }
 
 /// How the command ended.
@@ -69,6 +88,9 @@ pub(super) struct SupervisorOptions {
     pub(super) ttl: Duration,
     pub(super) grace: Duration,
     pub(super) max_hold: Option<Duration>,
+    pub(super) quiet: bool,
+    /// Number of nodes that keep the locks.
+    pub(super) servers: usize,
 }
 
 impl<'a> Supervisor<'a> {
@@ -79,7 +101,7 @@ impl<'a> Supervisor<'a> {
         guardian: &'a mut GuardianHandle,
         terminal: Option<Terminal>,
         options: SupervisorOptions,
-        last_renewal_error: &'a LastRenewalError,
+        renewals: &'a Renewals,
     ) -> Supervisor<'a> {
         let now = clock::since_boot();
         let termination = Termination::new(
@@ -107,7 +129,10 @@ impl<'a> Supervisor<'a> {
             termination,
             ttl: options.ttl,
             grace_period,
-            last_renewal_error,
+            renewals,
+            unrenewed: BTreeSet::new(),
+            has_reported_outage: false,
+            servers: options.servers,
             lost,
             paused: false,
             renewable_until: Duration::ZERO,
@@ -115,6 +140,8 @@ impl<'a> Supervisor<'a> {
             next_stop_check: now,
             signal_origin: SignalOrigin::NotTty,
             last_forwarded: None,
+            quiet: options.quiet,
+            stragglers: StragglerReport::NotNeeded,
         }
     }
 
@@ -133,7 +160,7 @@ impl<'a> Supervisor<'a> {
                 if !self.group().is_alive() {
                     break;
                 }
-                self.group().send(self.termination.terminate_stragglers(now));
+                self.terminate_stragglers(now);
             }
             self.terminate_before_expiry(now);
             self.check_held();
@@ -151,6 +178,9 @@ impl<'a> Supervisor<'a> {
                     signal.into_iter().for_each(|signal| self.on_signal(signal));
                 }
                 recv(self.lost) -> _ => self.on_lost(),
+                recv(self.renewals.changes) -> change => {
+                    change.into_iter().for_each(|change| self.on_renewal_change(change));
+                }
                 default(pause) => {}
             }
         }
@@ -217,7 +247,44 @@ impl<'a> Supervisor<'a> {
             self.group().send(signals);
         }
         let lock = self.held.any();
-        report_termination(&format!("distlock did not get to run until {lock} had almost expired"));
+        report_termination(&format!("distlock got no CPU time until {lock} had almost expired"));
+    }
+
+    /// Ends the processes that the command has left behind, and reports them, because otherwise a
+    /// background process would seem to end for no reason.
+    fn terminate_stragglers(&mut self, now: Duration) {
+        let signals = self.termination.terminate_stragglers(now);
+        // After an earlier SIGTERM, the end of the whole group has a reason that is known.
+        if !signals.is_empty() && !self.quiet {
+            // After a signal to all of them, some may just end a little later than the command.
+            let delay =
+                if self.ended_by_signal_to_all() { STRAGGLER_REPORT_DELAY } else { Duration::ZERO };
+            self.stragglers = StragglerReport::DueAt(now.saturating_add(delay));
+        }
+        if let StragglerReport::DueAt(at) = self.stragglers
+            && now >= at
+        {
+            let pids = self.group().live_members();
+            // They may have just ended, or be hidden. Hidden ones still run at the next look.
+            let is_first_look = !signals.is_empty();
+            if !pids.is_empty() || !is_first_look {
+                self.stragglers = StragglerReport::Done;
+                output::print_message(&describe_stragglers(&pids));
+            }
+        }
+        self.group().send(signals);
+    }
+
+    /// Whether a signal that ends processes was sent to the whole group, by this process or by the
+    /// terminal.
+    fn ended_by_signal_to_all(&self) -> bool {
+        let ends = |signal: u8| {
+            let ending = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+            ending.iter().any(|one| one.as_raw() == i32::from(signal))
+        };
+        self.last_forwarded.is_some_and(|(signal, _)| ends(signal))
+            || self.signal_origin != SignalOrigin::NotTty
+                && matches!(self.termination.exit(), Exit::Signal(signal) if ends(signal))
     }
 
     /// Terminates the command if the lock was not renewed, and only just enough time is left for
@@ -234,12 +301,46 @@ impl<'a> Supervisor<'a> {
         if self.termination.is_lost() {
             let lock = self.held.any();
             let why = self
-                .last_renewal_error
-                .message()
+                .renewals
+                .last_error()
                 .map(|why| format!(": {}", format::escape(&why)))
                 .unwrap_or_default();
             report_termination(&format!("{lock} could not be renewed in time{why}"));
         }
+    }
+
+    fn on_renewal_change(&mut self, change: RenewalChange) {
+        match change {
+            RenewalChange::Failed { lock, why } => self.on_renewal_missing(lock, &why),
+            // While this process is stopped, it cannot renew, which is not the server's fault.
+            RenewalChange::Overdue { .. } if clock::since_boot() < self.renewable_until => {}
+            RenewalChange::Overdue { lock } => {
+                self.on_renewal_missing(lock, "a renewal is overdue");
+            }
+            RenewalChange::Confirmed { lock } => {
+                self.unrenewed.remove(&lock);
+                if self.has_reported_outage && self.unrenewed.is_empty() {
+                    self.has_reported_outage = false;
+                    output::print_message(&format!("renewed {} again", self.held.all()));
+                }
+            }
+        }
+    }
+
+    /// Reports the first renewal that is missing, so that an outage is known before it ends the
+    /// command.
+    fn on_renewal_missing(&mut self, lock: String, why: &str) {
+        let says = format!("cannot renew lock {} ({})", format::quote(&lock), format::escape(why));
+        self.unrenewed.insert(lock);
+        if self.quiet || self.has_reported_outage || self.termination.has_exited() {
+            return;
+        }
+        // Without a deadline, the command is being ended, or is stopped.
+        let Some(at) = self.term_deadline() else { return };
+        self.has_reported_outage = true;
+        let left = format::duration(at.saturating_sub(clock::since_boot()));
+        let replies = if self.servers > 1 { "enough nodes reply" } else { "the server replies" };
+        output::print_message(&format!("{says}; the command is ended in {left} unless {replies}"));
     }
 
     /// Handles a loss that the channel has not reported yet: after a suspension, the thread that
@@ -389,6 +490,24 @@ impl<'a> Supervisor<'a> {
     }
 }
 
+/// Maximum number of pids in a message.
+const PIDS_SHOWN_MAX: usize = 5;
+
+fn describe_stragglers(pids: &[i32]) -> String {
+    let shown = pids.iter().take(PIDS_SHOWN_MAX).map(i32::to_string).collect::<Vec<_>>().join(", ");
+    let more = if pids.len() > PIDS_SHOWN_MAX { ", …" } else { "" };
+    match pids.len() {
+        0 => "the command has ended but left processes that are hidden from distlock; ending them"
+            .into(),
+        1 => format!("the command has ended but left 1 process (pid {shown}); ending it"),
+        count => {
+            format!(
+                "the command has ended but left {count} processes (pid {shown}{more}); ending them"
+            )
+        }
+    }
+}
+
 fn report_termination(why: &str) {
     output::print_message(&format!("{why}; ending the command"));
 }
@@ -398,5 +517,23 @@ fn exit_of(status: WaitStatus) -> Option<Exit> {
         (Some(code), _) => Some(Exit::Code(to_u8(code))),
         (None, Some(signal)) => Some(Exit::Signal(to_u8(signal))),
         (None, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_left_behind_are_named() {
+        let says = |pids: &[i32]| {
+            let text = describe_stragglers(pids);
+            text.strip_prefix("the command has ended but left ").unwrap().to_owned()
+        };
+        assert_eq!(says(&[7]), "1 process (pid 7); ending it");
+        assert_eq!(says(&[7, 8]), "2 processes (pid 7, 8); ending them");
+        let many = "6 processes (pid 1, 2, 3, 4, 5, …); ending them";
+        assert_eq!(says(&[1, 2, 3, 4, 5, 6]), many);
+        assert_eq!(says(&[]), "processes that are hidden from distlock; ending them");
     }
 }

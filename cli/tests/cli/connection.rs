@@ -126,6 +126,26 @@ fn empty_variable_counts_as_unset() {
     run_to_end(distlock_at(&server, &["ls", "--password-file", ""])).expect_code(64);
 }
 
+/// The logger would take the word as the name of a crate, and log nothing.
+#[test]
+fn unknown_log_level_is_reported() {
+    let server = RedisServer::start();
+    let ls = |filter| run_to_end(with_env(distlock_at(&server, &["ls"]), "DISTLOCK_LOG", filter));
+    for filter in ["verbose", "info, Loud"] {
+        let ended = ls(filter).expect_code(0);
+        let says = " is not a level, so nothing may be logged; the levels are off, error, warn, \
+                    info, debug, trace\n";
+        assert!(ended.err.starts_with("distlock: DISTLOCK_LOG: \""), "{ended:?}");
+        assert!(ended.err.contains(says), "{ended:?}");
+    }
+    for filter in
+        ["debug", "WARN", "distlock=trace,warn", "distlock", "distlock::renewer", "info/x"]
+    {
+        let ended = ls(filter).expect_code(0);
+        assert!(!ended.err.contains("is not a level"), "{ended:?}");
+    }
+}
+
 /// The library's errors name its settings, which a user of the command does not have.
 #[test]
 fn messages_name_options_of_the_command() {
@@ -135,7 +155,17 @@ fn messages_name_options_of_the_command() {
     run_to_end(distlock_at_url(&url.replace("://", "://:wrong@"), &["ls"]))
         .expect_code(69)
         .expect_error("--password-file");
-    let server = RedisServer::start();
+    let (server, folder) = (RedisServer::start(), TempDir::with_prefix("distlock-").unwrap());
+    let file = folder.path().join("password");
+    fs::write(&file, "unneeded\n").unwrap();
+    let args = ["ls", "--password-file", file.to_str().unwrap()];
+    let ended = run_to_end(distlock_at_url(&url_without_password(&server), &args)).expect_code(69);
+    let says = " does not accept this user or password (AUTH); if it has none, leave out \
+                --password-file, or the password in DISTLOCK_URL\n";
+    assert!(ended.err.ends_with(says) && !ended.err.contains("ERR"), "{ended:?}");
+    let args = ["doctor", "--password-file", file.to_str().unwrap()];
+    let ended = run_to_end(distlock_at_url(&url_without_password(&server), &args)).expect_code(1);
+    assert!(ended.out.contains("refused: it does not accept this user"), "{ended:?}");
     server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+time", "+ping"]);
     let url = format!("redis://app:pw@{}", server.addr());
     for args in [&["ls"][..], &["show", "x"], &["release", "x", "--force"]] {
@@ -358,9 +388,11 @@ fn unreachable_servers_are_named_without_waiting() {
         for args in [&["ls"][..], &["show", "x"], &["release", "x", "--force"]] {
             let mut command = distlock(args);
             command.args(["--timeout", "300ms", "--url", url]);
-            completes_within(CALL_LIMIT, "the failure", || run_to_end(command))
+            let ended = completes_within(CALL_LIMIT, "the failure", || run_to_end(command))
                 .expect_code(69)
                 .expect_error(&address);
+            let attempt = if args[0] == "release" { "could not release lock \"x\"" } else { "" };
+            assert!(ended.err.contains(attempt), "{ended:?}");
         }
     }
 }
@@ -377,6 +409,25 @@ fn invalid_urls_and_options_exit_with_64() {
         run_to_end(with_env(distlock(&["ls"]), "DISTLOCK_URL", url))
             .expect_code(64)
             .expect_error(says);
+    }
+    // What is wrong is not taken for a password.
+    let server = RedisServer::start();
+    let url = url_without_password(&server);
+    for list in [format!("{url},"), format!("{url},,{url}")] {
+        run_to_end(distlock(&["ls", "--url", &list]))
+            .expect_code(64)
+            .expect_error("a URL in the list is empty");
+    }
+    run_to_end(distlock(&["ls", "--url", &format!(" {url} ")])).expect_code(0);
+    // On a command line, a password is refused, so the syntax does not show one.
+    for wrong in ["http://h", "redis+cluster://", "redis+sentinel://h", "mysql://"] {
+        let option = run_to_end(distlock(&["ls", "--url", wrong])).expect_code(64);
+        let argument = run_to_end(distlock(&["doctor", wrong])).expect_code(64);
+        for ended in [option, argument] {
+            assert!(ended.err.contains("[user@]") && !ended.err.contains(":password"), "{ended:?}");
+        }
+        let variable = run_to_end(with_env(distlock(&["ls"]), "DISTLOCK_URL", wrong));
+        variable.expect_code(64).expect_error("[user[:password]@]");
     }
     // On a command line, this may be a password.
     let url = "redis://127.0.0.1:port";

@@ -338,8 +338,9 @@ fn denied_queries_are_unknown_not_problems() {
     assert_eq!(report.value["unknown"], 2);
     let url = acl_user(&server, &permissions);
     let text = run_to_end(distlock_at_url(&url, &["doctor"])).expect_code(0).out;
-    let verdict = "incomplete: 2 results unknown; otherwise no problems, ";
-    assert!(text.lines().last().unwrap().starts_with(verdict), "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("no problems, "), "{text}");
+    assert!(last.ends_with("; 2 checks could not be made"), "{text}");
     server.config_set("appendonly", "yes");
     let report = report_at(&acl_user(&server, &all_but("")));
     report.says("persistence", "unknown", "+config|get is missing").problems(&[]);
@@ -496,7 +497,7 @@ fn server_that_stops_during_check_is_reported() {
 
 #[test]
 fn doctor_reports_each_node_and_all_together() {
-    let nodes = Nodes::start(3);
+    let nodes = Nodes::start(3).long_running();
     let report = report_at(&nodes.urls());
     report
         .says("nodes", "ok", "survive the loss of 1")
@@ -521,6 +522,26 @@ fn doctor_reports_each_node_and_all_together() {
         .says("nodes", "problem", "2 of 3 nodes are unreachable")
         .says("handover", "unknown", "too few");
     report.problems(&["reach", "reach", "nodes"]);
+}
+
+/// Real clients are refused then.
+#[test]
+fn nodes_in_quarantine_are_reported() {
+    let nodes = Nodes::start(3);
+    let at = |quarantine: &'static str| {
+        let mut command = distlock_at_url(&nodes.urls(), &["doctor", "--json"]);
+        command.env("DISTLOCK_QUARANTINE", quarantine);
+        report(command)
+    };
+    let says = "0 of 3 nodes vote; a quorum votes again in 2";
+    let report = at("24h");
+    report.says("nodes", "problem", says).advises("nodes", "distlock init").problems(&["nodes"]);
+    let handover = report.finding("handover")["message"].as_str().unwrap();
+    assert!(handover.ends_with("; this test ignores the quarantine"), "{handover}");
+    let report = at("0");
+    report.says("nodes", "ok", "survive the loss of 1").problems(&[]);
+    let handover = report.finding("handover")["message"].as_str().unwrap();
+    assert!(!handover.contains("quarantine"), "{handover}");
 }
 
 #[test]

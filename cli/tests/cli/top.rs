@@ -111,6 +111,14 @@ fn top_shows_hand_over_rate_and_closest_call() {
 }
 
 #[test]
+fn pattern_without_a_match_is_reported() {
+    let server = RedisServer::start();
+    set_locks(&server, &["mail"]);
+    let top = Pty::start(100, 24, &["top", "--url", &server.url(), "orders:*"]);
+    top.wait_shown("no held lock matches");
+}
+
+#[test]
 fn filter_hides_other_locks_until_cleared() {
     let server = RedisServer::start();
     set_locks(&server, &["orders:1", "mail", "orders:2"]);

@@ -77,7 +77,7 @@ fn denied_views_are_reported_once() {
     let found = check_cluster(&[Member::silent("x:1", "refused".into()), denied(), denied()], "me");
     assert_eq!((found.len(), found[0].level), (1, Level::Unknown));
     assert!(found[0].message.contains("+cluster|info and +cluster|nodes"), "{found:?}");
-    assert_eq!(found[0].commands, ["ACL SETUSER me '+cluster|info' '+cluster|nodes'"]);
+    assert_eq!(found[0].commands, ["ACL SETUSER me '+cluster|info' '+cluster|nodes'", "ACL SAVE"]);
 }
 
 #[test]

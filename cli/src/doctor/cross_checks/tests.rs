@@ -76,6 +76,69 @@ fn nodes_that_are_away_are_counted() {
     }
 }
 
+/// Without a value, a node is unreachable; otherwise this is its uptime in seconds.
+fn with_uptimes(uptimes: &[Option<u64>]) -> Facts {
+    let mut facts = facts(&["a:1", "b:1", "c:1", "d:1", "e:1"][..uptimes.len()]);
+    facts.requirements.quarantine = Duration::from_secs(30);
+    for (node, uptime) in facts.nodes.iter_mut().zip(uptimes) {
+        match uptime {
+            Some(uptime) => {
+                let text = format!("uptime_in_seconds:{uptime}");
+                node.info = Queried::Known(Info::parse(&text, &Secrets::default()));
+            }
+            None => node.contact = Contact::Unreachable("refused".into()),
+        }
+    }
+    facts
+}
+
+#[test]
+fn nodes_in_quarantine_are_counted() {
+    let (old, away) = (Some(99), None);
+    for (uptimes, level, says) in [
+        (
+            &[Some(1), Some(3), Some(9)][..],
+            Level::Problem,
+            "0 of 3 nodes vote; a quorum votes again in 28s",
+        ),
+        (
+            &[old, Some(3), Some(9)],
+            Level::Problem,
+            "1 of 3 nodes votes; a quorum votes again in 22s",
+        ),
+        (
+            &[old, Some(3), away],
+            Level::Problem,
+            "1 of 3 nodes is unreachable; 1 of 3 nodes votes; a quorum votes again in 28s",
+        ),
+        (
+            &[old, Some(3), old],
+            Level::Warning,
+            "2 of 3 nodes vote; 1 is in quarantine, and votes again in 28s",
+        ),
+        (
+            &[Some(3), old, Some(2), old, old],
+            Level::Warning,
+            "3 of 5 nodes vote; 2 are in quarantine, and the last of them votes again in 29s",
+        ),
+        (
+            &[away, away, Some(3)],
+            Level::Problem,
+            "2 of 3 nodes are unreachable, so no lock can be acquired: 2 are needed",
+        ),
+        (&[old, old, old], Level::Ok, "3 nodes, all reachable, survive the loss of 1"),
+    ] {
+        let finding = check_nodes(&with_uptimes(uptimes)).unwrap();
+        assert_eq!((finding.level, finding.message.as_str()), (level, says));
+    }
+    let mut facts = with_uptimes(&[Some(1), Some(3), Some(9)]);
+    facts.nodes.iter_mut().for_each(|node| node.declared_new = true);
+    assert_eq!(check_nodes(&facts).unwrap().level, Level::Ok);
+    facts.nodes.iter_mut().for_each(|node| node.declared_new = false);
+    facts.requirements.quarantine = Duration::ZERO;
+    assert_eq!(check_nodes(&facts).unwrap().level, Level::Ok);
+}
+
 #[test]
 fn handover_that_was_not_tried_is_unknown() {
     let mut facts = facts(&["a:1", "b:1", "c:1"]);

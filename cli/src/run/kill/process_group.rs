@@ -33,6 +33,12 @@ impl ProcessGroup {
         }
     }
 
+    /// The pids of members that run, as far as `/proc` shows them.
+    pub(in crate::run) fn live_members(self) -> Vec<i32> {
+        let members = self.members().unwrap_or_default().into_iter();
+        members.filter(|(_, member)| !member.is_dead).map(|(pid, _)| pid).collect()
+    }
+
     /// Whether some member is stopped, but the leader is not, as far as `/proc` shows.
     pub(in crate::run) fn is_partly_stopped(self) -> bool {
         let members = self.members().unwrap_or_default();

@@ -115,7 +115,8 @@ fn empty_message(model: &Model) -> &'static str {
     match &model.data {
         None if model.outage.is_some() => "nothing is known yet",
         None => "querying…",
-        Some(data) if data.rows.is_empty() => "no locks are held",
+        Some(data) if data.rows.is_empty() && model.pattern == "*" => "no locks are held",
+        Some(data) if data.rows.is_empty() => "no held lock matches",
         Some(_) => "no name matches the filter",
     }
 }

@@ -141,7 +141,9 @@ fn pasted_command_grants_everything() {
         let url = acl_user(&server, permissions);
         let doctor = || report(distlock_at_url(&url, &["doctor", "--json", "--prefix", &prefix]));
         let first = doctor();
-        let [line] = first.commands("permissions").try_into().unwrap();
+        let [line, save] = first.commands("permissions").try_into().unwrap();
+        assert_eq!(save, "ACL SAVE");
+        first.advises("permissions", "ACL SETUSER is forgotten at a restart");
         paste(&server, &line);
         let second = doctor();
         second.says("permissions", "ok", "all").problems(&[]).hands_over();
@@ -168,9 +170,14 @@ fn commands_for_settings_can_be_pasted() {
     for check in ["eviction", "timeout", "persistence"] {
         report.says(check, "warning", "");
         let commands = report.commands(check);
-        assert!(!commands.is_empty(), "{check}");
-        commands.iter().for_each(|line| paste(&server, line));
+        let Some((rewrite, settings)) = commands.split_last() else { panic!("{check}") };
+        assert_eq!((rewrite.as_str(), settings.is_empty()), ("CONFIG REWRITE", false), "{check}");
+        settings.iter().for_each(|line| paste(&server, line));
+        report.advises(check, "CONFIG SET is forgotten at a restart unless");
     }
+    // The command exists, but this server has been started without a file.
+    let refused = server.try_query::<String>(&["CONFIG", "REWRITE"]).unwrap_err().to_string();
+    assert!(refused.contains("without a config file"), "{refused}");
     let report = examine(&server);
     for check in ["eviction", "timeout", "persistence"] {
         report.says(check, "ok", "");

@@ -36,6 +36,16 @@ fn start_job(server: &MySqlServer, options: &[&str]) -> Job {
 }
 
 #[test]
+fn options_about_sharing_are_refused_with_mysql() {
+    let server = server_with_table();
+    for options in [&["--shared"][..], &["--permits", "1"], &["--permits", "2"], &["--at-least=1s"]]
+    {
+        let args = [&["run", "x"], options, &["--", "true"]].concat();
+        run_to_end(at(&server, &args)).expect_code(64);
+    }
+}
+
+#[test]
 fn mysql_lock_is_held_while_command_runs() {
     let server = server_with_table();
     let token = || {

@@ -219,15 +219,47 @@ fn outage_during_the_wait_is_reported_with_its_limit() {
 }
 
 /// Otherwise it would wait for itself without a word.
+const NESTED: &str = "distlock: lock \"x\" is held by the distlock that this command runs under";
+
 #[test]
 fn command_that_waits_for_its_own_lock_is_warned() {
+    for kind in [&[][..], &["--shared"]] {
+        let fixture = Fixture::new();
+        let script = format!("{} --timeout 20 run x -- true", env!("CARGO_BIN_EXE_distlock"));
+        let mut outer = fixture.run(kind, &script);
+        eventually("the inner command reports it", TEST_TIMEOUT, || outer.err().contains(NESTED));
+        outer.signal(Signal::TERM);
+        assert_eq!(outer.code(), 143);
+        fixture.expect_nothing_left();
+    }
+}
+
+/// The outer command has another lock.
+#[test]
+fn wait_for_readers_of_others_is_not_called_nested() {
     let fixture = Fixture::new();
-    let script = format!("{} --timeout 20 run x -- true", env!("CARGO_BIN_EXE_distlock"));
-    let outer = fixture.run(&[], &script);
-    let says = "distlock: lock \"x\" is held by the distlock that this command runs under";
-    eventually("the inner command reports it", TEST_TIMEOUT, || outer.err().contains(says));
-    outer.signal(Signal::TERM);
-    let mut outer = outer;
-    assert_eq!(outer.code(), 143);
+    let lock = fixture.manager().rw_lock("x").unwrap();
+    let _reader = lock.read().unwrap();
+    let distlock = env!("CARGO_BIN_EXE_distlock");
+    let script = format!("{distlock} --timeout 20 run --wait 1 x -- true");
+    let outer = ["run", "--shared", "y", "--", "sh", "-c", &script];
+    let mut outer = fixture.start(fixture.distlock(&outer));
+    assert_eq!(outer.code(), 75, "{}", outer.err());
+    assert!(!outer.err().contains(NESTED), "{}", outer.err());
+}
+
+#[test]
+fn long_wait_is_reported_unless_quiet() {
+    let fixture = Fixture::new();
+    let guard = fixture.manager().lock("x").unwrap();
+    let says = "distlock: waiting for lock \"x\", held by ";
+    let mut waiting = fixture.run(&["--ttl", LONG_TTL], "true");
+    let mut quiet = fixture.run(&["--ttl", LONG_TTL, "-q", "--wait", "3s"], "true");
+    let mut short = fixture.run(&["--ttl", LONG_TTL, "--wait", "100ms"], "true");
+    eventually("the wait is reported", TEST_TIMEOUT, || waiting.err().starts_with(says));
+    assert_eq!((quiet.code(), quiet.err()), (75, String::new()));
+    assert_eq!((short.code(), short.err().lines().count()), (75, 1), "{}", short.err());
+    drop(guard);
+    assert_eq!((waiting.code(), waiting.err().lines().count()), (0, 1), "{}", waiting.err());
     fixture.expect_nothing_left();
 }

@@ -202,6 +202,44 @@ fn stragglers_end_before_release() {
     let mut job = fixture.run(&["--ttl", LONG_TTL], &script);
     assert_eq!(job.code(), 5, "{}", job.err());
     assert_eq!(fixture.read("at_end"), "held\n");
+    let says = "distlock: the command has ended but left 2 processes (pid ";
+    // The shell of the straggler may write something too.
+    let err = job.err();
+    let is_report = |line: &str| line.starts_with(says) && line.ends_with("); ending them");
+    assert!(err.lines().any(is_report), "{err}");
+    fixture.expect_nothing_left();
+}
+
+#[test]
+fn process_left_behind_is_named_unless_quiet() {
+    let fixture = Fixture::new();
+    let script = "sleep 600 & echo $! >$DIR/pid; exit 5";
+    for (options, is_quiet) in [(&[][..], false), (&["-q"], true)] {
+        let (mut job, pid) = fixture.run_until_started(options, script);
+        assert_eq!(job.code(), 5, "{}", job.err());
+        let says =
+            format!("distlock: the command has ended but left 1 process (pid {pid}); ending it\n");
+        assert_eq!(job.err(), if is_quiet { String::new() } else { says });
+        fixture.expect_nothing_left();
+        std::fs::remove_file(fixture.path("pid")).unwrap();
+    }
+}
+
+/// The signal has reached the others too: they just end a little later.
+#[test]
+fn processes_that_end_by_the_same_signal_are_not_reported() {
+    let fixture = Fixture::new();
+    // The other one ends a moment after the command has been reaped.
+    let other = "trap 'trap \"\" TERM; while kill -0 $command 2>/dev/null; do :; done; sleep 0.1; \
+                 exit' TERM; echo >$DIR/ready; while :; do sleep 0.01; done";
+    let script = format!(
+        "command=$$; ({other}) & until test -e $DIR/ready; do sleep 0.01; done; echo $$ >$DIR/pid; \
+         exec sleep 600"
+    );
+    let (mut job, _) = fixture.run_until_started(&[], &script);
+    job.signal(Signal::TERM);
+    assert_eq!(job.code(), 143);
+    assert!(!job.err().contains("the command has ended but left"), "{}", job.err());
     fixture.expect_nothing_left();
 }
 

@@ -1,11 +1,14 @@
 //! The wrapper is killed or frozen, or its guardian is.
 
+use std::io::Read as _;
+
 use distlock::RedisMgr;
 use rustix::process::Signal;
 
 use super::{
     Fixture, RunProcess,
     fixture::{IGNORE_SIGNALS, LONG_TTL, RUN_UNTIL_KILLED, await_state, is_alive, signal},
+    slow_stderr::full,
 };
 use crate::{
     helpers::{pttl, server_with_scripts},
@@ -31,7 +34,33 @@ fn killed_wrapper_command_ends_and_lock_is_released() {
         eventually("no process is left", TEST_TIMEOUT, || fixture.processes().is_empty());
         fixture.expect_nothing_left();
         std::fs::remove_file(fixture.path("pid")).unwrap();
+        let says = format!(
+            "distlock-guard: distlock (pid {}) was killed; ending the command and releasing lock \
+             \"x\"\n",
+            job.pid()
+        );
+        assert_eq!(job.err().lines().filter(|line| line.starts_with("distlock")).count(), 1);
+        assert!(job.err().contains(&says), "{}", job.err());
     }
+}
+
+/// The message must not delay the work. The reader of standard error sees its end all the same.
+#[test]
+fn full_stderr_does_not_delay_guardian() {
+    let fixture = Fixture::new();
+    let (mut unread, err) = full();
+    let script = &["sh", "-c", RUN_UNTIL_KILLED];
+    let run = fixture.command(&["--ttl", LONG_TTL, "--grace", "10m"], script);
+    let mut job = fixture.start_with_stderr(run, err);
+    let pid = fixture.read_number("pid");
+    job.signal(Signal::KILL);
+    job.status();
+    eventually("the lock is released", TEST_TIMEOUT, || fixture.holder().is_none());
+    assert!(!is_alive(pid), "the lock was released before the command had ended");
+    eventually("no process is left", TEST_TIMEOUT, || fixture.processes().is_empty());
+    let mut rest = Vec::new();
+    unread.read_to_end(&mut rest).unwrap();
+    assert!(!rest.is_empty());
 }
 
 /// A granted lock first has a claim window only, which is what the guardian learns first.
@@ -251,11 +280,22 @@ fn resumed_wrapper_reports_that_guardian_ended_command() {
         fixture.run_until_started(&["--ttl", "20s", "--grace", "0"], RUN_UNTIL_KILLED);
     job.signal(Signal::STOP);
     eventually("the command has ended", TEST_TIMEOUT, || !is_alive(pid));
+    let says = format!(
+        "distlock-guard: distlock (pid {}) is stopped or gets no CPU time; ending the command \
+         under lock \"x\"\n",
+        job.pid()
+    );
+    eventually("the guardian reports it", TEST_TIMEOUT, || job.err().contains(&says));
     job.signal(Signal::CONT);
     assert_eq!(job.code(), 76, "{}", job.err());
     // On a slow machine, the lock may have expired meanwhile.
     let err = job.err();
-    assert!(["did not get to run", "was lost: "].iter().any(|why| err.contains(why)), "{err}");
+    assert!(
+        ["distlock got no CPU time until lock \"x\" had almost expired", "was lost: "]
+            .iter()
+            .any(|why| err.contains(why)),
+        "{err}"
+    );
     eventually("the lock is free", TEST_TIMEOUT, || fixture.holder().is_none());
     assert_eq!(fixture.processes(), []);
 }

@@ -49,6 +49,21 @@ fn lock_holds_several_names_until_a_signal() {
     assert!(loser.err().contains("lock \"x\" was lost: "), "{}", loser.err());
 }
 
+/// The server is not asked, so the lock named like the command is not waited for.
+#[test]
+fn lock_with_a_command_exits_with_64() {
+    let fixture = Fixture::new();
+    let mut refused = lock(&fixture, &["x", "--", "./deploy.sh"]);
+    assert_eq!(refused.code(), 64);
+    let expected = "distlock: lock runs no command; use: distlock --timeout 20s run x -- \
+                    ./deploy.sh\n";
+    assert_eq!((refused.err().as_str(), refused.out().as_str()), (expected, ""));
+    assert_eq!(fixture.server.keys(), [""; 0]);
+    let mut json = lock(&fixture, &["--json", "x", "--", "true"]);
+    assert_eq!(json.code(), 64);
+    assert!(json.out().contains("\"usage\""), "{}", json.out());
+}
+
 #[test]
 fn verbose_lock_reports_acquiring_and_releasing() {
     let fixture = Fixture::new();
@@ -141,7 +156,7 @@ fn lock_with_json_prints_one_document() {
         "kind": "failed", "exit_code": 143, "message": "SIGTERM ended the wait"
     });
     assert_eq!(error, expected);
-    assert_eq!(waiting.err(), "distlock: SIGTERM ended the wait\n");
+    assert!(waiting.err().ends_with("distlock: SIGTERM ended the wait\n"), "{}", waiting.err());
 
     for (ends, code) in [("released", 0), ("lost", 76), ("not released", 69)] {
         fixture.server.cli(&["DEL", KEY]);

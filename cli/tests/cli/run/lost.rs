@@ -29,8 +29,11 @@ fn expect_ended(fixture: &Fixture, mut job: RunProcess, what: &str) {
     assert_eq!(job.code(), 76, "{}", job.err());
     let err = job.err();
     assert!(err.contains(&format!("distlock: lock \"x\" {what}")), "{err}");
-    // The shell may report the end of its own command too.
-    assert_eq!(err.lines().filter(|line| line.starts_with("distlock: ")).count(), 1, "{err}");
+    // The shell may report the end of its own command too. An outage is reported before the end.
+    let is_end = |line: &&str| {
+        line.starts_with("distlock: ") && !line.starts_with("distlock: cannot renew lock \"x\" (")
+    };
+    assert_eq!(err.lines().filter(is_end).count(), 1, "{err}");
     assert_eq!(fixture.processes(), []);
 }
 
@@ -93,6 +96,25 @@ fn server_outage_beyond_lease_ends_command() {
     fixture.expect_nothing_left();
 }
 
+/// The reason is known long before the command is ended.
+#[test]
+fn outage_is_reported_at_its_begin_unless_quiet() {
+    for (options, is_quiet) in [(&[][..], false), (&["-q"], true)] {
+        let fixture = Fixture::new();
+        let options = [&["--ttl", "9s", "--timeout", "500ms"], options].concat();
+        let (mut job, pid) = fixture.run_until_started(&options, RUN_UNTIL_KILLED);
+        fixture.server.kill();
+        if !is_quiet {
+            let says = "distlock: cannot renew lock \"x\" (";
+            eventually("it is reported", TEST_TIMEOUT, || job.err().starts_with(says));
+            assert!(is_alive(pid) && job.err().contains("refused"), "{}", job.err());
+        }
+        assert_eq!(job.code(), 76);
+        assert_eq!(job.err().contains("cannot renew"), !is_quiet, "{}", job.err());
+        assert!(job.err().contains("could not be renewed in time"), "{}", job.err());
+    }
+}
+
 #[test]
 fn killed_server_ends_command() {
     let fixture = Fixture::new();
@@ -143,9 +165,16 @@ fn late_renewal_does_not_end_command() {
     let script = "echo $$ >$DIR/pid; read -r line; exit 3";
     let (mut job, _) = fixture.run_until_started(&["--ttl", "18s", "--timeout", "1s"], script);
     lost.wait_fired();
-    fixture.await_renewals(2);
+    let again = "distlock: renewed lock \"x\" again\n";
+    eventually("the late renewal is reported", TEST_TIMEOUT, || job.err().ends_with(again));
     job.end_input();
-    assert_eq!((job.code(), job.err().as_str()), (3, ""));
+    assert_eq!(job.code(), 3);
+    let err = job.err();
+    let outage = err.strip_suffix(again).unwrap();
+    assert!(outage.starts_with("distlock: cannot renew lock \"x\" ("), "{err}");
+    assert!(outage.contains("); the command is ended in "), "{err}");
+    assert!(outage.ends_with("s unless the server replies\n"), "{err}");
+    assert_eq!(outage.lines().count(), 1, "{err}");
     fixture.expect_nothing_left();
 }
 

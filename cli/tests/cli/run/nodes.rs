@@ -76,6 +76,23 @@ fn release_without_quorum_is_reported_once() {
     assert!(err.ends_with(then), "{err}");
 }
 
+#[test]
+fn shared_and_one_permit_work_on_several_nodes() {
+    let nodes = three_nodes();
+    let fixture = fixture(&nodes);
+    let code = |options: &[&str]| fixture.run(options, "true").code();
+    let (_reader, _) = fixture.run_until_started(&["--shared"], RUN_UNTIL_KILLED);
+    assert_eq!(code(&["--shared", "-n"]), 0);
+    assert_eq!(code(&["-n"]), 75);
+    let other = |options: &[&str]| {
+        let line = [&["run"], options, &["y", "--", "true"]].concat();
+        run_to_end(fixture.distlock(&line)).code
+    };
+    assert_eq!(other(&["--permits", "1"]), Some(0));
+    assert_eq!(other(&["--permits", "2"]), Some(64));
+    assert_eq!(other(&["--at-least", "1s"]), Some(64));
+}
+
 /// Fault: N211
 #[test]
 fn detached_lock_over_nodes_is_refused_before_the_wait() {
@@ -200,6 +217,15 @@ fn ttl_longer_than_quarantine_exits_with_64() {
                 .contains("--quarantine"),
             "{asked}"
         );
+    }
+    for (args, says) in [
+        (&["ls"][..], "invalid value 'soon' for 'DISTLOCK_QUARANTINE': "),
+        (&["ls", "--quarantine", "late"], "invalid value 'late' for '--quarantine <DURATION>': "),
+    ] {
+        let mut command = distlock_at_url(urls, args);
+        command.env("DISTLOCK_QUARANTINE", "soon");
+        let ended = run_to_end(command).expect_code(64);
+        assert!(ended.err.contains(says), "{ended:?}");
     }
     let nodes = three_nodes();
     ended(&nodes.urls(), &[&["--quarantine", "1m"][..], &run_for_a_minute].concat()).expect_code(0);

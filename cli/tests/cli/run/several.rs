@@ -86,8 +86,8 @@ fn killed_wrapper_leaves_none_of_its_locks() {
 fn wrong_names_and_options_are_usage_errors() {
     let fixture = Fixture::new();
     for (args, why) in [
-        (&["run", "a", "a", "-c", "true"][..], "the name \"a\" is given twice"),
-        (&["lock", "a", "b", "a"], "the name \"a\" is given twice"),
+        (&["run", "a", "a", "-c", "true"][..], "distlock: name \"a\" is given twice; leave"),
+        (&["lock", "a", "b", "a"], "distlock: name \"a\" is given twice; leave one out"),
         (
             &["run", "--shared", "a", "b", "c", "-c", "true"],
             ": distlock run --shared a -- distlock run b c -- …",
