@@ -177,17 +177,17 @@ impl Config {
         self
     }
 
-    /// Sets the maximum number of pooled connections to each node. Defaults to 10. A thread that
-    /// waits for a lock uses none of them. A request waits for a connection for at most half an
-    /// [operation timeout](Self::operation_timeout), or with several nodes for a whole one.
+    /// Sets the maximum number of pooled connections to each node: 1 to 10,000, by default 10. A
+    /// thread that waits for a lock uses none of them. A request waits for a connection for at most
+    /// half an [operation timeout](Self::operation_timeout), or with several nodes for a whole one.
     pub fn pool_size(mut self, connections: u32) -> Config {
         self.pool_size = connections;
         self
     }
 
-    /// Sets the maximum time for one exchange with the server, including connecting. Defaults to
-    /// one second. For a lock with a short ttl the timeout is shorter, so that a second attempt
-    /// fits into the lease.
+    /// Sets the maximum time for one exchange with the server, including connecting: 1 ms to a
+    /// minute, by default one second. For a lock with a short ttl the timeout is shorter, so that a
+    /// second attempt fits into the lease.
     ///
     /// The timeout should be at least five round trips. A release may have to connect and send its
     /// request twice, and each try has half of this time.
@@ -197,7 +197,7 @@ impl Config {
     }
 
     /// Sets how long a released lock stays reserved for the next waiter, until that waiter confirms
-    /// it. Defaults to one second. The ttl of the waiter's lease is an upper limit.
+    /// it: 10 ms to 24 h, by default one second. The ttl of the waiter's lease is an upper limit.
     ///
     /// A waiter that is connected but frozen delays the queue by this time. A waiter that cannot
     /// run within this time loses its turn.
@@ -206,8 +206,8 @@ impl Config {
         self
     }
 
-    /// Sets how long a thread busy-waits for a reply before it sleeps. Defaults to 200 µs; zero
-    /// turns busy-waiting off.
+    /// Sets how long a thread busy-waits for a reply before it sleeps: at most 10 ms, by default
+    /// 200 µs. Zero turns busy-waiting off.
     ///
     /// A thread busy-waits only for replies of a server that usually replies within that time, and
     /// yields to other threads meanwhile. It never busy-waits for a lock. With several nodes, this
@@ -375,12 +375,12 @@ impl Config {
     /// trying until their wait ends. Defaults to false. For programs that can do other work
     /// meanwhile, such as a backend whose few threads must stay free.
     ///
-    /// The servers count as away once a call has failed because too few of them reply or vote. A
-    /// call stops at its second failure in a row, although it could wait longer. From then on,
-    /// calls return the same error without asking. One call at a time still asks, as a probe: 20 ms
-    /// after the failure, then at pauses as long as the outage has lasted, up to one second. If the
-    /// servers do not reply, a probe blocks for one operation timeout. The first usable answer to
-    /// any call ends this.
+    /// The servers count as unreachable once a call has failed because too few of them reply or
+    /// vote. A call stops at its second failure in a row, although it could wait longer. From then
+    /// on, calls return the same error without asking. One call at a time still asks, as a probe:
+    /// 20 ms after the failure, then at pauses as long as the outage has lasted, up to one second.
+    /// If the servers do not reply, a probe blocks for one operation timeout. The first usable
+    /// answer to any call ends this.
     ///
     /// Calls without a limit fail in this way too, and so do calls that wait in the queue when the
     /// servers die. Calls that find all pooled connections in use go on waiting. Renewals, releases

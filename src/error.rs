@@ -35,7 +35,8 @@ pub enum LockError {
         /// The server that reported it.
         server: Arc<str>,
     },
-    /// The lock did not become free while the caller waited.
+    /// The lock did not become free while the caller waited; or the caller did not wait, and no
+    /// holder is known.
     #[non_exhaustive]
     Timeout {
         /// The lock.
@@ -247,7 +248,8 @@ impl LockError {
         matches!(self, LockError::Held { .. } | LockError::Timeout { .. })
     }
 
-    /// Returns true if the caller waited, and the lock did not become free in that time.
+    /// Returns true for [`Timeout`](Self::Timeout): the caller waited, and the lock did not become
+    /// free in that time; or it did not wait, and no holder is known.
     pub fn is_timeout(&self) -> bool {
         matches!(self, LockError::Timeout { .. })
     }

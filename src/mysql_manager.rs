@@ -26,9 +26,10 @@ use crate::{
 
 /// A lock manager whose locks are rows in a MySQL or MariaDB database. With the feature `mysql`.
 ///
-/// Its methods are those of [`RedisMgr`](crate::RedisMgr), with the same guards, errors and events.
-/// Clones are cheap and share everything. Dropping the last clone and the last guard shuts the
-/// manager down.
+/// It has the methods of [`RedisMgr`](crate::RedisMgr) for mutexes, with the same guards, errors
+/// and events. `rw_lock`, `semaphore` and `adopt` return an error. There is no process-wide
+/// instance, and no `connection` for other statements. Clones are cheap and share everything.
+/// Dropping the last clone and the last guard shuts the manager down.
 ///
 /// Each lock that is held or waited for uses a connection. If the holder's process dies, the server
 /// notices the end of its connection and gives the lock to the first waiter, usually within a
@@ -62,6 +63,8 @@ impl MySqlMgr {
     /// is a member of a cluster with several primaries, or behind a proxy that shares connections.
     /// [`Refused`](LockError::Refused) if the server refuses the user. [`Tls`](LockError::Tls) if
     /// its certificate is not trusted, or it offers no TLS although the configuration asks for it.
+    /// [`NoThread`](LockError::NoThread) if the system starts no thread.
+    /// [`Forked`](LockError::Forked) in a forked child of a process that has used this library.
     pub fn new(config: MySqlConfig) -> Result<MySqlMgr> {
         if !fork::claim_process() {
             return Err(LockError::Forked);
@@ -79,7 +82,12 @@ impl MySqlMgr {
 
     /// Creates the table of the locks if it does not exist. Needs the privilege `CREATE`.
     /// [`MySqlConfig::table_statement`] and `distlock mysql-schema` have the statement for those
-    /// who create tables themselves.
+    /// who create tables themselves. Blocks for at most one operation timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](LockError::Unavailable) if the server does not reply,
+    /// [`Refused`](LockError::Refused) if it refuses the statement.
     pub fn create_table(&self) -> Result<()> {
         self.methods.handle.manager()?;
         self.backend.create_table()
@@ -91,6 +99,10 @@ impl MySqlMgr {
     /// released, with the last fencing token. The tokens of a lock whose row was deleted go on from
     /// the server's clock, so they still rise as long as that clock is not set back by more than
     /// `age`.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_table`](Self::create_table). Rows that were deleted before stay deleted.
     pub fn prune(&self, age: Duration) -> Result<u64> {
         self.methods.handle.manager()?;
         self.backend.prune(age)

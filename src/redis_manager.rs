@@ -130,7 +130,9 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::Held`] names the holder. Otherwise the errors of
+    /// [`LockError::Held`] names the holder. [`LockError::Timeout`] if no holder is known: for
+    /// example, the lock is on its way to a thread of this process that waits for it.
+    /// [`is_contended`](LockError::is_contended) is true for both. Otherwise the errors of
     /// [`lock_with`](Self::lock_with).
     pub fn try_lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new().wait(Duration::ZERO))
@@ -178,6 +180,11 @@ impl RedisMgr {
     ///   noticed by it; only the [fencing token](LockGuard::fencing_token) protects against that.
     /// - [`InvalidName`](LockError::InvalidName) or [`InvalidOptions`](LockError::InvalidOptions)
     ///   if the arguments are invalid.
+    /// - [`Tls`](LockError::Tls) if a TLS connection cannot be made, for example because the
+    ///   server's certificate is not trusted.
+    /// - [`Cancelled`](LockError::Cancelled) if [`LockOptions::cancel`] ended the wait.
+    /// - [`WouldDeadlock`](LockError::WouldDeadlock) if this thread has the lock by
+    ///   [`lock_reentrant`](Self::lock_reentrant), and would wait for itself.
     /// - [`Shutdown`](LockError::Shutdown) after a shutdown, and [`Forked`](LockError::Forked) in a
     ///   forked child.
     pub fn lock_with(&self, name: &str, options: &LockOptions) -> Result<LockGuard> {

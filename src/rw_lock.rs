@@ -25,8 +25,8 @@ use crate::{
 ///   release the first guard, which can be sent to it.
 /// - A [mutex](crate::RedisMgr::lock) of the same name and a write lock exclude each other. But
 ///   only read-write locks keep the order of readers in the queue, so do not mix them.
-/// - The tokens of readers order nothing among them. A resource that checks tokens must be written
-///   by writers only.
+/// - The tokens of readers do not decide between them. A resource that checks tokens must be
+///   written by writers only.
 /// - Over [several nodes](crate::Config::nodes), readers that hold the lock at the same time may
 ///   have the same fencing token. It is larger than that of each writer before them.
 ///

@@ -27,8 +27,8 @@ use crate::{
 /// with a lower limit is the first in the queue, those behind it wait too, although there are
 /// permits for them. So change a limit in all programs at about the same time.
 ///
-/// The tokens of permits order nothing: later permits have larger tokens, but earlier ones are as
-/// valid. A resource that checks tokens needs a mutex.
+/// The tokens of permits do not decide between holders: later permits have larger tokens, but
+/// earlier ones are as valid. A resource that checks tokens needs a mutex.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
@@ -131,7 +131,7 @@ impl Semaphore {
     }
 
     /// Returns how many permits are free now. Blocks for two round trips, at most for one
-    /// [operation timeout](crate::Config::operation_timeout) each. Changes nothing. Zero if a mutex
+    /// [operation timeout](crate::Config::operation_timeout). Changes nothing. Zero if a mutex
     /// or a read-write lock of this name is held.
     ///
     /// # Errors

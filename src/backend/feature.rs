@@ -29,10 +29,12 @@ impl Feature {
             Feature::Kind(_) => {
                 Some("read-write locks and semaphores can be kept in Redis or Valkey only")
             }
-            Feature::OtherTtl => Some("the ttl of a held lock can change on one Redis server only"),
-            Feature::Keeping(_) => {
-                Some("locks can be held at least for a time on one Redis server only")
+            Feature::OtherTtl => {
+                Some("the ttl of a held lock can change on one Redis server or in a cluster only")
             }
+            Feature::Keeping(_) => Some(
+                "locks can be held at least for a time on one Redis server or in a cluster only",
+            ),
             Feature::Adoption => {
                 Some("locks can be detached and adopted on one Redis server or in a cluster only")
             }

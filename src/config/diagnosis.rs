@@ -34,7 +34,7 @@ impl Config {
     }
 
     /// Asks the sentinels in the URL, and those that they name, what they know about the master,
-    /// for diagnosis. Changes nothing. Takes up to a second for each sentinel that is silent.
+    /// for diagnosis. Changes nothing. Takes up to a second for each sentinel that does not reply.
     /// Returns nothing if the URL names no sentinels.
     ///
     /// # Errors
@@ -64,9 +64,9 @@ impl Config {
     }
 
     /// Connects to each server in the URLs, and to each sentinel, to see its certificates, for
-    /// diagnosis: also those that are not accepted, for example because they have expired. Sends no
-    /// password. Each takes at most the operation timeout. Returns nothing for servers without TLS.
-    /// With the feature `tls`.
+    /// diagnosis: including those that are not accepted, for example because they have expired.
+    /// Sends no password. Each takes at most the operation timeout. Returns nothing for servers
+    /// without TLS. With the feature `tls`.
     ///
     /// # Errors
     ///

@@ -98,8 +98,8 @@ impl RedisMgr {
     /// Takes the lock away from its current holder and hands it over to the next waiter. Returns
     /// true on success; false if the lock was free or its holder changed during the call.
     ///
-    /// Of a read-write lock that readers have, and of a semaphore, all holders lose it, also those
-    /// that join during the call. To release one of them, pass its id to
+    /// Of a read-write lock that readers have, and of a semaphore, all holders lose it, including
+    /// those that join during the call. To release one of them, pass its id to
     /// [`force_release_if`](Self::force_release_if).
     ///
     /// This is for operators: the former holder finds out at its next renewal, and may keep working

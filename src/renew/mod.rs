@@ -22,13 +22,13 @@ use std::{io, sync::Arc, time::Duration};
 pub(crate) use self::schedule::RenewalPlan;
 use self::{
     context::Context,
-    on_demand::AskedRenewals,
+    on_demand::{AskedRenewals, Outcome},
     schedule::{Generation, Schedule},
     timer::Timer,
     worker::Worker,
 };
 use crate::{
-    backend::Backend,
+    backend::{Backend, error::BackendError},
     cleanup::Cleaner,
     core::{
         lease::{Lease, LeaseEnd},
@@ -130,6 +130,38 @@ impl Registration {
         let mut state = self.shared.state.lock();
         state.schedule.limit_hold(self.generation, hold_until);
         self.shared.wake_sleepers(state);
+    }
+
+    /// Asks for a renewal of its lease now. Returns `None` if the lease has ended.
+    pub(crate) fn ask_renewal(&self, lease: &Arc<Lease>) -> Option<PendingRenewal<'_>> {
+        let outcome = Arc::<Slot<Outcome>>::default();
+        let (generation, since) = (self.generation, clock::now());
+        let mut state = self.shared.state.lock();
+        // A lease that the schedule does not contain any more is about to end.
+        if lease.ended().is_some() {
+            return None;
+        }
+        let number = state.asked.add(generation, lease.clone(), since, outcome.clone());
+        state.schedule.schedule_renewal(generation, since);
+        self.shared.wake_sleepers(state);
+        Some(PendingRenewal { registration: self, number, outcome })
+    }
+}
+
+/// A renewal that a holder has asked for, and whose outcome it can wait for.
+pub(crate) struct PendingRenewal<'a> {
+    registration: &'a Registration,
+    number: u64,
+    outcome: Arc<Slot<Outcome>>,
+}
+
+impl PendingRenewal<'_> {
+    /// Waits until `until` for the outcome. Returns `None` if there is none by then, or if the
+    /// lease has ended.
+    pub(crate) fn wait_until(self, until: Moment) -> Option<Result<(), BackendError>> {
+        let outcome = self.outcome.wait_until(until).flatten();
+        self.registration.shared.state.lock().asked.remove(self.number);
+        outcome
     }
 }
 

@@ -2,18 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{Registration, schedule::Generation};
+use super::schedule::Generation;
 use crate::{
     backend::error::BackendError,
     core::lease::Lease,
-    sys::{
-        clock::{self, Moment},
-        slot::Slot,
-    },
+    sys::{clock::Moment, slot::Slot},
 };
 
 /// How a renewal has ended; `None` if its lease has ended.
-type Outcome = Option<Result<(), BackendError>>;
+pub(super) type Outcome = Option<Result<(), BackendError>>;
 
 /// The holders that wait for a renewal.
 #[derive(Debug, Default)]
@@ -34,7 +31,7 @@ struct Asked {
 
 impl AskedRenewals {
     /// Adds a holder, and returns its number.
-    fn add(
+    pub(super) fn add(
         &mut self,
         generation: Generation,
         lease: Arc<Lease>,
@@ -48,7 +45,7 @@ impl AskedRenewals {
 
     /// Removes the holder with this number, which waits no longer. Others may wait for the same
     /// lease.
-    fn remove(&mut self, number: u64) {
+    pub(super) fn remove(&mut self, number: u64) {
         self.asked.retain(|asked| asked.number != number);
     }
 
@@ -78,40 +75,6 @@ impl AskedRenewals {
             }
             !is_answered
         });
-    }
-}
-
-/// A renewal that a holder has asked for, and whose outcome it can wait for.
-pub(crate) struct PendingRenewal<'a> {
-    registration: &'a Registration,
-    number: u64,
-    outcome: Arc<Slot<Outcome>>,
-}
-
-impl Registration {
-    /// Asks for a renewal of its lease now. Returns `None` if the lease has ended.
-    pub(crate) fn ask_renewal(&self, lease: &Arc<Lease>) -> Option<PendingRenewal<'_>> {
-        let outcome = Arc::<Slot<Outcome>>::default();
-        let (generation, since) = (self.generation, clock::now());
-        let mut state = self.shared.state.lock();
-        // A lease that the schedule does not contain any more is about to end.
-        if lease.ended().is_some() {
-            return None;
-        }
-        let number = state.asked.add(generation, lease.clone(), since, outcome.clone());
-        state.schedule.schedule_renewal(generation, since);
-        self.shared.wake_sleepers(state);
-        Some(PendingRenewal { registration: self, number, outcome })
-    }
-}
-
-impl PendingRenewal<'_> {
-    /// Waits until `until` for the outcome. Returns `None` if there is none by then, or if the
-    /// lease has ended.
-    pub(crate) fn wait_until(self, until: Moment) -> Option<Result<(), BackendError>> {
-        let outcome = self.outcome.wait_until(until).flatten();
-        self.registration.shared.state.lock().asked.remove(self.number);
-        outcome
     }
 }
 

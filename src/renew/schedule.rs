@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use self::overdue::midpoint;
+use self::overdue::{OverdueAt, OverdueRenewals, midpoint};
 use crate::{
     core::{lease::Lease, lock_lost::LockLost},
     sys::clock::Moment,
@@ -51,9 +51,7 @@ struct Entry {
     hold_until: Moment,
     /// Key of this entry in `Schedule::ends`.
     end_at: Moment,
-    /// Time at which a renewal becomes overdue: half of the validity has passed. `NEVER` once that
-    /// is reported, and for leases that are not renewed.
-    overdue_at: Moment,
+    overdue_at: OverdueAt,
 }
 
 #[derive(Debug, Default)]
@@ -61,10 +59,7 @@ pub(crate) struct Schedule {
     entries: HashMap<Generation, Entry>,
     renewals: BTreeSet<(Moment, Generation)>,
     ends: BTreeSet<(Moment, Generation)>,
-    /// Leases whose renewal was sent and is not confirmed, by the time at which it becomes
-    /// overdue. Other leases are not listed, because most locks are released before their
-    /// first renewal.
-    overdue: BTreeSet<(Moment, Generation)>,
+    overdue: OverdueRenewals,
     last_generation: u64,
 }
 
@@ -98,7 +93,7 @@ impl Schedule {
             was_renewed: false,
             hold_until,
             end_at,
-            overdue_at,
+            overdue_at: OverdueAt::new(overdue_at),
         };
         self.entries.insert(generation, entry);
         self.schedule_renewal(generation, renew_at);
@@ -110,7 +105,7 @@ impl Schedule {
         let entry = self.entries.remove(&generation)?;
         self.renewals.remove(&(entry.renew_at, generation));
         self.ends.remove(&(entry.end_at, generation));
-        self.overdue.remove(&(entry.overdue_at, generation));
+        self.overdue.stop(generation, &entry.overdue_at);
         Some(entry.lease)
     }
 
@@ -149,7 +144,7 @@ impl Schedule {
 
     /// Time at which the next lease ends unless it is renewed, or a renewal becomes overdue.
     pub(crate) fn earliest_deadline(&self) -> Moment {
-        earliest_in(&self.ends).min(self.earliest_overdue())
+        earliest_in(&self.ends).min(self.overdue.earliest())
     }
 
     /// Whether the renewals that are due at `now` can no longer wait for an exchange that began at
@@ -181,8 +176,10 @@ impl Schedule {
             .into_iter()
             .filter_map(|generation| {
                 self.schedule_renewal(generation, Moment::NEVER);
-                self.entries.get_mut(&generation)?.was_renewed = true;
-                Some((generation, self.watch_overdue(generation)?))
+                let entry = self.entries.get_mut(&generation)?;
+                entry.was_renewed = true;
+                self.overdue.watch(generation, &entry.overdue_at);
+                Some((generation, entry.lease.clone()))
             })
             .collect();
         due.sort_by_cached_key(|(_, lease)| lease.deadline());
@@ -207,6 +204,24 @@ impl Schedule {
             }
         }
         expired
+    }
+
+    /// Returns the leases whose renewal is overdue at `now`. Each is returned once until its
+    /// renewal is confirmed.
+    pub(crate) fn take_overdue(&mut self, now: Moment) -> Vec<Arc<Lease>> {
+        let overdue = self.overdue.due(now);
+        overdue
+            .into_iter()
+            .filter_map(|generation| self.reschedule_overdue(generation, Moment::NEVER))
+            .collect()
+    }
+
+    /// Stops watching a renewal. That of the next one becomes overdue at `at`. Returns the lease.
+    fn reschedule_overdue(&mut self, generation: Generation, at: Moment) -> Option<Arc<Lease>> {
+        let entry = self.entries.get_mut(&generation)?;
+        self.overdue.stop(generation, &entry.overdue_at);
+        entry.overdue_at = OverdueAt::new(at);
+        Some(entry.lease.clone())
     }
 
     pub(crate) fn contains(&self, generation: Generation) -> bool {

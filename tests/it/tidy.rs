@@ -7,3 +7,4 @@ mod modules;
 mod names_and_words;
 mod promises;
 mod source;
+mod state;

@@ -25,12 +25,12 @@ impl ClusterBackend {
         prefix: &str,
         pattern: &str,
     ) -> Result<Vec<LockInfo>, BackendError> {
-        let timeout = self.router.operation_timeout;
+        let timeout = self.router().operation_timeout;
         let end = clock::now().saturating_add(timeout.saturating_mul(LIST_TIMEOUTS_MAX));
         let step_deadline = || self.operation_deadline().min(end);
         let pattern = key_pattern(prefix, pattern);
         let mut listing = Listing::new(prefix);
-        for part in self.router.masters(step_deadline()).map_err(BackendError::Node)? {
+        for part in self.router().masters(step_deadline()).map_err(BackendError::Node)? {
             self.scan(&part, &pattern, &mut listing, &step_deadline)?;
         }
         // A key that is being moved is found on two nodes, but is in the list once.
@@ -69,7 +69,8 @@ impl ClusterBackend {
         let connection = connections.only();
         loop {
             let scan = Scan { cursor: &progress.cursor, pattern };
-            let mut ask = || self.router.ask_over(part, connection, &scan, false, step_deadline());
+            let mut ask =
+                || self.router().ask_over(part, connection, &scan, false, step_deadline());
             let is_stale = |failure: &NodeError| failure.outcome_unknown && failure.is_transient();
             let asked = match ask() {
                 Err(failure) if is_stale(&failure) => ask(),
@@ -91,10 +92,10 @@ impl ClusterBackend {
     ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
         let mut found = Vec::with_capacity(keys.len());
         let owner = |key: &LockKey| {
-            key.slot().and_then(|slot| self.router.known_owner(slot).ok()).map(|part| part.number)
+            key.slot().and_then(|slot| self.router().known_owner(slot).ok()).map(|part| part.number)
         };
         for same in keys.chunk_by(|a, b| owner(a) == owner(b)) {
-            let part = same[0].slot().and_then(|slot| self.router.known_owner(slot).ok());
+            let part = same[0].slot().and_then(|slot| self.router().known_owner(slot).ok());
             let requests: Vec<_> =
                 same.iter().map(|key| DescribeLocks::in_list(std::slice::from_ref(key))).collect();
             let mut results = Vec::new();

@@ -69,6 +69,10 @@ impl ClusterBackend {
         }
     }
 
+    fn router(&self) -> &Router {
+        &self.router
+    }
+
     fn operation_deadline(&self) -> Moment {
         clock::now().saturating_add(self.router.operation_timeout)
     }

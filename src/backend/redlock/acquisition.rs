@@ -5,12 +5,17 @@
 //! or an earlier node may have recovered. So does a new claim for a lock that was contended when
 //! this process last asked for it. Contenders therefore do not split the votes for long.
 
-mod rejected;
+mod lost_rounds;
+mod queue_position;
+mod token_agreement;
 
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use self::{
+    lost_rounds::LostRounds, queue_position::QueuePosition, token_agreement::TokenAgreement,
+};
 use super::{
     BroadcastOptions, Redlock,
     footprint::Footprint,
@@ -20,7 +25,7 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Answer, Asking, QueuePlace,
+        AcquireRequest, Acquisition, Answer, Asking, Contention, QueuePlace,
         error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind,
@@ -37,34 +42,17 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-/// Maximum number of rounds in which the nodes may disagree about the fencing token. One more
-/// counts as a failure; otherwise a node that never stores the token could cause a tight loop.
-const TOKEN_ROUNDS_MAX: u32 = 5;
-
 pub(super) struct QuorumAcquisition<'a> {
     redlock: &'a Redlock,
     request: AcquireRequest<'a>,
-    queue_node: usize,
-    /// We have tried to join the queue since `queue_node` last changed.
-    queue_requested: bool,
-    /// The queue node reported our queue entry in the last round.
-    queue_confirmed: bool,
-    /// We hold the lock on the queue node, and now need the votes of the other nodes.
-    is_head: bool,
+    queue: QueuePosition,
     /// We had a quorum, but replies were slow. Ask the queue node for the full TTL, instead of the
     /// claim window, before returning the lock.
     needs_full_lease: bool,
     footprint: Footprint,
     releases: VoteReleases,
-    /// Token that a quorum must store, once nodes have returned different ones.
-    token_min: Option<u64>,
-    /// Nodes whose last reply granted the lock with a token that is at most `token_min`.
-    token_known: NodeSet,
-    token_rounds: u32,
-    /// Rounds that asked all nodes and were lost to other contenders, so far.
-    lost_rounds: u32,
-    /// A round of this claim was lost to other contenders.
-    found_contended: bool,
+    token: TokenAgreement,
+    lost_rounds: LostRounds,
     /// The last round had no usable result.
     is_failing: bool,
 }
@@ -74,18 +62,12 @@ impl<'a> QuorumAcquisition<'a> {
         QuorumAcquisition {
             redlock,
             request,
-            queue_node: redlock.preferred_queue_node(),
-            queue_requested: false,
-            queue_confirmed: false,
-            is_head: false,
+            queue: QueuePosition::new(redlock.preferred_queue_node()),
             needs_full_lease: false,
             footprint: Footprint::new(clock::now()),
             releases: VoteReleases::default(),
-            token_min: None,
-            token_known: NodeSet::EMPTY,
-            token_rounds: 0,
-            lost_rounds: 0,
-            found_contended: false,
+            token: TokenAgreement::new(),
+            lost_rounds: LostRounds::default(),
             is_failing: false,
         }
     }
@@ -95,26 +77,21 @@ impl<'a> QuorumAcquisition<'a> {
     fn follow_queue(&mut self, place: Option<QueuePlace>) {
         let queue_node = match place {
             Some(QueuePlace(node)) => node,
-            None if self.queue_requested || self.is_head => self.queue_node,
+            None if self.queue.is_in_use() => self.queue.node(),
             None => self.redlock.preferred_queue_node(),
         };
-        if queue_node != self.queue_node {
-            if self.queue_requested || self.is_head {
-                let former = NodeSet::single(self.queue_node);
-                self.releases.to_release = self.releases.to_release.union(former);
-            }
-            (self.queue_node, self.queue_requested, self.is_head) = (queue_node, false, false);
-        }
+        let former = self.queue.follow_to(queue_node);
+        self.releases.to_release = self.releases.to_release.union(former);
     }
 
     fn mode(&self, asking: Asking) -> AcquireMode {
-        let may_be_queued = self.footprint.queued_on.contains(self.queue_node);
+        let may_be_queued = self.footprint.queued_on.contains(self.queue.node());
         match asking {
             Asking::Last if may_be_queued => AcquireMode::Leave,
             Asking::Last | Asking::Try => AcquireMode::Try,
             // This includes an entry from before the queue moved to another node and back.
             // `Enqueue` would add a second entry, and one of the two would stay in the queue.
-            Asking::Queue if self.queue_requested || may_be_queued => AcquireMode::Poll,
+            Asking::Queue if self.queue.is_requested() || may_be_queued => AcquireMode::Poll,
             Asking::Queue => AcquireMode::Enqueue,
         }
     }
@@ -123,22 +100,22 @@ impl<'a> QuorumAcquisition<'a> {
     /// in the queue, the other nodes can report only one new fact: that a preferred queue node has
     /// recovered. They would also give us votes that the head of the queue needs.
     fn should_ask_all(&self, mode: AcquireMode) -> bool {
-        self.is_head
+        self.queue.is_head()
             || self.needs_full_lease
             || !self.expects_contention()
             || self.is_failing
             || mode == AcquireMode::Try
-            || self.redlock.may_have_recovered(self.queue_node)
+            || self.redlock.may_have_recovered(self.queue.node())
     }
 
     fn expects_contention(&self) -> bool {
-        self.found_contended || self.redlock.contended_locks.contains(&self.request.claim.key)
+        self.lost_rounds.any() || self.redlock.contended_locks.contains(&self.request.claim.key)
     }
 
     /// Asks all nodes, or only the queue node. If all were asked and no quorum grants the lock,
     /// releases the votes at once, except the vote of the head on the queue node.
     fn run_round(&mut self, mode: AcquireMode, ask_all: bool) -> Result<Round, BackendError> {
-        let (redlock, request, queue_node) = (self.redlock, self.request, self.queue_node);
+        let (redlock, request, queue_node) = (self.redlock, self.request, self.queue.node());
         let claim = request.claim;
         let timeout = request_timeout(redlock.operation_timeout(), claim.ttl);
         let deadline_at = |now: Moment| now.saturating_add(timeout).min(request.call_deadline);
@@ -146,8 +123,8 @@ impl<'a> QuorumAcquisition<'a> {
         let queues = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
         let mut connections = redlock.checkout(deadline_at(clock::now()))?;
         let (footprint, releases) = (&mut self.footprint, &mut self.releases);
-        let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
-        releases.send_due(redlock, &mut connections, footprint, &request, head);
+        let kept = self.queue.vote_of_head();
+        releases.send_due(redlock, &mut connections, footprint, &request, kept);
         // The wait for connections, and for releases, takes no time from the request.
         let now = clock::now();
         let deadline = deadline_at(now);
@@ -160,14 +137,13 @@ impl<'a> QuorumAcquisition<'a> {
         }
         let known_before = footprint.may_hold;
         if queues && targets.contains(queue_node) {
-            self.queue_requested = true;
+            self.queue.on_requested();
             footprint.enqueue(queue_node);
         }
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { request.queue_entry() };
-        let token_min = self.token_min.unwrap_or_else(|| redlock.token_min());
-        // Of this round only: a node may grant the lock again meanwhile, after another holder.
-        let token_known = std::mem::take(&mut self.token_known);
+        let token_min = self.token.min().unwrap_or_else(|| redlock.token_min());
+        let token_known = self.token.take_known();
         let window_ms = u64::try_from(request.claim_window.as_millis()).unwrap_or(u64::MAX);
         let queue_ttl_ms = if claim_window_only { window_ms } else { claim.ttl_ms() };
         let acquire = |node| Acquire {
@@ -212,9 +188,9 @@ impl<'a> QuorumAcquisition<'a> {
         let may_be_held = held.union(unanswered).union(outcome_unknown);
         footprint.may_hold = footprint.may_hold.union(may_be_held);
         if ask_all && verdict != Verdict::Granted {
-            self.is_head = self.is_head_after(mode, &round);
-            let head = if self.is_head { NodeSet::single(queue_node) } else { NodeSet::EMPTY };
-            let (footprint, to_release) = (&mut self.footprint, may_be_held.difference(head));
+            self.queue.set_head(self.is_head_after(mode, &round));
+            let kept = self.queue.vote_of_head();
+            let (footprint, to_release) = (&mut self.footprint, may_be_held.difference(kept));
             let connections = &mut connections;
             let releases = &mut self.releases;
             releases.send(redlock, connections, footprint, &request, to_release, now, deadline);
@@ -229,7 +205,7 @@ impl<'a> QuorumAcquisition<'a> {
     /// the lock there without a quorum. If the waiter dies, the key must not keep the lock from
     /// others for a whole ttl.
     fn asks_for_claim_window(&self, mode: AcquireMode, ask_all: bool) -> bool {
-        let expects_to_wait = self.is_head || self.found_contended;
+        let expects_to_wait = self.queue.is_head() || self.lost_rounds.any();
         !ask_all || (!self.needs_full_lease && expects_to_wait && self.can_wait(mode))
     }
 
@@ -244,13 +220,14 @@ impl<'a> QuorumAcquisition<'a> {
     /// the lock for us. If only its reply is late, the head stays the head until the next reply:
     /// a release would hand its vote, or its place, to the next waiter.
     fn is_head_after(&self, mode: AcquireMode, round: &Round) -> bool {
+        let queue_node = self.queue.node();
         let held_earlier = self
             .redlock
-            .preferred_to(self.queue_node)
+            .preferred_to(queue_node)
             .any(|node| round.reply_of(node).is_some_and(|reply| reply.holder().is_some()));
-        let is_late = round.responses.unanswered().contains(self.queue_node);
-        let keeps_vote = round.is_held_on(self.queue_node)
-            || (is_late && self.is_head && mode == AcquireMode::Poll);
+        let is_late = round.responses.unanswered().contains(queue_node);
+        let keeps_vote = round.is_held_on(queue_node)
+            || (is_late && self.queue.is_head() && mode == AcquireMode::Poll);
         round.claim_window_only
             && self.can_wait(mode)
             && round.verdict == Verdict::Rejected
@@ -276,7 +253,7 @@ impl<'a> QuorumAcquisition<'a> {
         {
             match (response, vote) {
                 (Response::Replied(exchange), Some(Vote::Yes)) => {
-                    let kept_for = if claim_window_only && node == self.queue_node {
+                    let kept_for = if claim_window_only && node == self.queue.node() {
                         self.request.claim_window
                     } else {
                         claim.ttl
@@ -307,22 +284,35 @@ impl<'a> QuorumAcquisition<'a> {
         }
         match agreed_token(&tokens, nodes) {
             Ok(token) => {
-                if round.is_held_on(self.queue_node) {
-                    let queue_node = NodeSet::single(self.queue_node);
+                if round.is_held_on(self.queue.node()) {
+                    let queue_node = NodeSet::single(self.queue.node());
                     self.footprint.queued_on = self.footprint.queued_on.difference(queue_node);
                 }
                 Answer::Granted(self.grant(token, first_sent, deadlines, claim_window_only))
             }
             Err(highest) => {
-                self.token_min = Some(highest);
-                self.token_known = round.responses.nodes_voting(Vote::Yes);
-                self.token_rounds += 1;
-                if self.token_rounds > TOKEN_ROUNDS_MAX {
+                let granted_on = round.responses.nodes_voting(Vote::Yes);
+                if !self.token.on_disagreement(highest, granted_on) {
                     return self.failed(failed(NodeErrorKind::TokenDisagreement));
                 }
                 Answer::Undecided
             }
         }
+    }
+
+    /// Handles a round that was lost to other contenders.
+    fn on_rejected(&mut self, mode: AcquireMode, round: &Round) -> Contention {
+        self.lost_rounds.add(round.asked_all);
+        self.token.on_rejected();
+        self.is_failing = false;
+        let holder = round.holder(self.queue.node()).map(|holder| match round.asked_all {
+            true => holder.with_nodes(round.node_answers(self.redlock)),
+            false => holder,
+        });
+        let (queue, footprint) = (&mut self.queue, &mut self.footprint);
+        let lost = &self.lost_rounds;
+        let next = lost.next_step(&self.request, mode, queue, footprint, round, clock::now());
+        Contention { holder, next }
     }
 
     fn grant(
@@ -349,8 +339,8 @@ impl<'a> QuorumAcquisition<'a> {
 impl Acquisition for QuorumAcquisition<'_> {
     fn ask(&mut self, asking: Asking, place: Option<QueuePlace>) -> Answer {
         self.follow_queue(place);
-        self.queue_confirmed = false;
-        let (mode, queue_requested_before) = (self.mode(asking), self.queue_requested);
+        self.queue.begin_round();
+        let mode = self.mode(asking);
         let round = match self.run_round(mode, self.should_ask_all(mode)) {
             Ok(round) => round,
             Err(error) => return self.failed(error),
@@ -358,22 +348,21 @@ impl Acquisition for QuorumAcquisition<'_> {
         if round.is_wrong_type() {
             return Answer::WrongType;
         }
-        if !round.asked_all && round.is_held_on(self.queue_node) {
-            (self.is_head, self.is_failing) = (true, false);
+        if !round.asked_all && round.is_held_on(self.queue.node()) {
+            self.queue.set_head(true);
+            self.is_failing = false;
             return Answer::HeadOfQueue;
         }
         match round.verdict {
             Verdict::Granted => self.on_quorum(&round),
-            Verdict::Rejected => {
-                Answer::Contended(self.on_rejected(mode, queue_requested_before, &round))
-            }
+            Verdict::Rejected => Answer::Contended(self.on_rejected(mode, &round)),
             Verdict::Pending | Verdict::NoQuorum => self.failed(round.into_error(self.redlock)),
         }
     }
 
     /// The message only makes us the head of the queue, which then asks all nodes.
     fn on_grant_message(&mut self, _: GrantNotice) -> Option<Grant> {
-        self.is_head = true;
+        self.queue.set_head(true);
         None
     }
 
@@ -383,7 +372,7 @@ impl Acquisition for QuorumAcquisition<'_> {
 
     /// A waiter that is not queued must ask again itself in order to queue.
     fn must_ask_itself(&self) -> bool {
-        self.is_head || !self.queue_confirmed || self.releases.is_unfinished()
+        self.queue.is_head() || !self.queue.is_confirmed() || self.releases.is_unfinished()
     }
 
     fn residue(&self) -> Option<Residue> {
@@ -394,6 +383,6 @@ impl Acquisition for QuorumAcquisition<'_> {
 
 impl Drop for QuorumAcquisition<'_> {
     fn drop(&mut self) {
-        self.redlock.contended_locks.record(&self.request.claim.key, self.found_contended);
+        self.redlock.contended_locks.record(&self.request.claim.key, self.lost_rounds.any());
     }
 }

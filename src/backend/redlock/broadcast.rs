@@ -118,7 +118,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
 
     /// Whether a node is likely to reply soon.
     fn is_responsive(&mut self, node: usize, now: Moment) -> bool {
-        let (unread_since, replied) = self.connections[node].unread_since(now);
+        let (unread_since, replied) = self.connections[node].read_unread(now);
         if replied {
             self.nodes[node].health.record_success();
         }

@@ -232,7 +232,7 @@ impl Redlock {
 
     /// Reads the abandoned replies that have arrived from this node, which sets their acks.
     pub(crate) fn drain_replies(&self, connections: &mut NodeConnections, node: usize) {
-        let (_, replied) = connections.0[node].unread_since(clock::now());
+        let (_, replied) = connections.0[node].read_unread(clock::now());
         if replied {
             self.nodes[node].health.record_success();
         }

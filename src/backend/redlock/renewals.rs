@@ -58,8 +58,7 @@ impl LeaseRenewals for QuorumRenewals {
         let timeout = renewal_timeout(&limits, self.redlock.operation_timeout());
         let deadline = clock::now().saturating_add(timeout);
         if std::mem::take(&mut self.has_repaired) {
-            // This renewal finds what is still missing.
-            self.missing.1.try_iter().for_each(drop);
+            self.forget_missing();
             self.unresponsive = NodeSet::EMPTY;
         }
         let (now, least_left) = (clock::now(), limits.least_left);
@@ -175,6 +174,15 @@ impl QuorumRenewals {
             has_repaired: false,
             unresponsive: NodeSet::EMPTY,
         }
+    }
+
+    fn votes_at(&self, node: usize, sent: Moment) -> bool {
+        self.redlock.votes_at(node, sent)
+    }
+
+    /// Forgets which nodes lack a lock. The next renewal finds them.
+    fn forget_missing(&mut self) {
+        self.missing.1.try_iter().for_each(drop);
     }
 
     /// Sends a request over these connections and collects the replies.

@@ -13,7 +13,7 @@ use std::{
 
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore,
-    client::WebPkiServerVerifier,
+    client::{Resumption, WebPkiServerVerifier, danger::ServerCertVerifier},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
 
@@ -93,6 +93,18 @@ impl TlsClient {
         let of_host = || ServerName::try_from(host.to_owned()).ok();
         let server_name = self.server_name.clone().or_else(of_host);
         TlsClient { server_name, ..self.clone() }
+    }
+
+    /// Returns a client that resumes no session, and verifies certificates with what `wrap` makes
+    /// of this client's verifier.
+    fn verifying_anew(
+        &self,
+        wrap: impl FnOnce(Arc<WebPkiServerVerifier>) -> Arc<dyn ServerCertVerifier>,
+    ) -> TlsClient {
+        let mut config = (*self.config).clone();
+        config.resumption = Resumption::disabled();
+        config.dangerous().set_certificate_verifier(wrap(self.verifier.clone()));
+        TlsClient { config: Arc::new(config), ..self.clone() }
     }
 
     /// Performs the handshake on a socket that is connected.

@@ -21,12 +21,12 @@ impl Holder {
             Some(parts) => {
                 write!(f, "{} (pid {}, thread {})", parts.host.escape_debug(), parts.pid, parts.tid)
             }
-            None => write!(f, "a client that calls itself {}", Quoted(&self.id)),
+            None => write!(f, "a client that calls itself {}", Quoted(self.id())),
         }
     }
 
     fn fmt_expiry(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.ttl_left, self.waiters) {
+        match (self.ttl_left(), self.waiters()) {
             (Some(left), _) => write!(f, ", expires in {} unless renewed", HumanDuration(left)),
             (None, Some(_)) if self.never_expires() => f.write_str(", without an expiry"),
             (None, _) => Ok(()),
@@ -87,9 +87,9 @@ impl fmt::Display for Holder {
             // One client can have all of them.
             write!(f, " and perhaps others, with {count} permits in all")?;
         }
-        if self.is_kept {
+        if self.is_kept() {
             f.write_str(", which has released it")?;
-            return match (self.kept_until(), self.ttl_left) {
+            return match (self.kept_until(), self.ttl_left()) {
                 (Some(until), Some(left)) => write!(
                     f,
                     "; it is kept until {} (for another {})",
@@ -99,7 +99,7 @@ impl fmt::Display for Holder {
                 _ => Ok(()),
             };
         }
-        if let (Some(held_for), Some(since)) = (self.held_for, self.since()) {
+        if let (Some(held_for), Some(since)) = (self.held_for(), self.since()) {
             write!(
                 f,
                 " since {} ({})",

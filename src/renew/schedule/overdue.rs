@@ -1,49 +1,56 @@
 //! Finds overdue renewals: those that were tried and not confirmed before half of the validity has
 //! passed. Pure.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
-use super::{Generation, Schedule, due_by, earliest_in};
-use crate::{core::lease::Lease, sys::clock::Moment};
+use super::{Generation, due_by, earliest_in};
+use crate::sys::clock::Moment;
 
 pub(super) fn midpoint(from: Moment, to: Moment) -> Moment {
     from.saturating_add(to.duration_since(from) / 2)
 }
 
-impl Schedule {
+/// The time at which the renewal of a lease becomes overdue: half of the validity has passed.
+/// `NEVER` once that is reported, and for leases that are not renewed.
+#[derive(Debug)]
+pub(super) struct OverdueAt(Moment);
+
+impl OverdueAt {
+    pub(super) fn new(at: Moment) -> OverdueAt {
+        OverdueAt(at)
+    }
+}
+
+/// Leases whose renewal was sent and is not confirmed, by the time at which it becomes overdue.
+/// Other leases are not listed, because most locks are released before their first renewal.
+#[derive(Debug, Default)]
+pub(super) struct OverdueRenewals(BTreeSet<(Moment, Generation)>);
+
+impl OverdueRenewals {
     /// Time at which the next renewal becomes overdue.
-    pub(crate) fn earliest_overdue(&self) -> Moment {
-        earliest_in(&self.overdue)
+    pub(super) fn earliest(&self) -> Moment {
+        earliest_in(&self.0)
     }
 
-    /// Returns the leases whose renewal is overdue at `now`. Each is returned once until its
-    /// renewal is confirmed.
-    pub(crate) fn take_overdue(&mut self, now: Moment) -> Vec<Arc<Lease>> {
-        let generations = due_by(&self.overdue, now);
-        generations
-            .into_iter()
-            .filter_map(|generation| self.reschedule_overdue(generation, Moment::NEVER))
-            .collect()
+    /// The leases whose renewal is overdue at `now`.
+    pub(super) fn due(&self, now: Moment) -> Vec<Generation> {
+        due_by(&self.0, now)
     }
 
-    /// Begins to watch a lease whose renewal is tried, and returns the lease.
-    pub(super) fn watch_overdue(&mut self, generation: Generation) -> Option<Arc<Lease>> {
-        let entry = self.entries.get(&generation)?;
-        if entry.overdue_at != Moment::NEVER {
-            self.overdue.insert((entry.overdue_at, generation));
+    /// Begins to watch a lease whose renewal is tried.
+    pub(super) fn watch(&mut self, generation: Generation, at: &OverdueAt) {
+        if at.0 != Moment::NEVER {
+            self.0.insert((at.0, generation));
         }
-        Some(entry.lease.clone())
     }
 
-    pub(super) fn reschedule_overdue(
-        &mut self,
-        generation: Generation,
-        overdue_at: Moment,
-    ) -> Option<Arc<Lease>> {
-        let entry = self.entries.get_mut(&generation)?;
-        self.overdue.remove(&(entry.overdue_at, generation));
-        entry.overdue_at = overdue_at;
-        Some(entry.lease.clone())
+    /// Stops watching a lease until its next renewal is tried.
+    pub(super) fn stop(&mut self, generation: Generation, at: &OverdueAt) {
+        self.0.remove(&(at.0, generation));
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
     }
 }
 
@@ -51,7 +58,7 @@ impl Schedule {
 mod tests {
     use super::*;
     use crate::renew::schedule::{
-        RenewalPlan,
+        RenewalPlan, Schedule,
         tests::{at, generations, lease, plan},
     };
 
@@ -60,9 +67,9 @@ mod tests {
         let mut schedule = Schedule::default();
         let held = lease(3_000, 2_900);
         let generation = schedule.insert(held.clone(), plan(), at(0));
-        assert_eq!(schedule.earliest_overdue(), Moment::NEVER, "no renewal has been tried yet");
+        assert_eq!(schedule.overdue.earliest(), Moment::NEVER, "no renewal has been tried yet");
         schedule.take_due(at(1_000));
-        assert_eq!(schedule.earliest_overdue(), at(1_450));
+        assert_eq!(schedule.overdue.earliest(), at(1_450));
         assert!(schedule.take_overdue(at(1_449)).is_empty());
         assert_eq!(schedule.take_overdue(at(1_450)).len(), 1);
         schedule.on_failed(generation, at(1_500));
@@ -73,7 +80,7 @@ mod tests {
         schedule.on_renewed(generation, at(1_900));
         assert_eq!(generations(schedule.take_due(at(2_900))), [generation]);
         assert_eq!(
-            (schedule.earliest_overdue(), schedule.take_overdue(at(3_350)).len()),
+            (schedule.overdue.earliest(), schedule.take_overdue(at(3_350)).len()),
             (at(3_350), 1)
         );
     }
@@ -89,7 +96,7 @@ mod tests {
         schedule.remove(released);
         assert!(held.update_deadline(at(3_900), at(1_010)));
         schedule.on_renewed(generation, at(1_000));
-        assert_eq!(schedule.earliest_overdue(), Moment::NEVER);
+        assert_eq!(schedule.overdue.earliest(), Moment::NEVER);
         assert!(schedule.take_overdue(at(9_000)).is_empty());
     }
 }

@@ -219,7 +219,7 @@ fn take_all_keeps_insertion_order() {
             && taken.iter().zip(&leases).all(|(taken, lease)| Arc::ptr_eq(taken, lease))
     );
     assert!(kept.iter().all(|generation| !schedule.contains(*generation)));
-    assert_eq!((schedule.earliest(), schedule.earliest_overdue()), (Moment::NEVER, Moment::NEVER));
+    assert_eq!((schedule.earliest(), schedule.overdue.earliest()), (Moment::NEVER, Moment::NEVER));
 }
 
 #[test]

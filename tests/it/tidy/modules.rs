@@ -34,7 +34,7 @@ const LAYERS: [&[&str]; 21] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 39] = [
+const PURE: [&str; 42] = [
     "local/queue.rs",
     "acquire/retry.rs",
     "core/backoff.rs",
@@ -42,6 +42,9 @@ const PURE: [&str; 39] = [
     "backend/feature.rs",
     "backend/cluster/map.rs",
     "backend/cluster/redirect_reply.rs",
+    "backend/redlock/acquisition/lost_rounds.rs",
+    "backend/redlock/acquisition/queue_position.rs",
+    "backend/redlock/acquisition/token_agreement.rs",
     "backend/redlock/footprint.rs",
     "backend/redlock/round_pauses.rs",
     "backend/redlock/renewals/tally.rs",

@@ -8,7 +8,6 @@
 //! next use opens a new one.
 
 mod handshake;
-mod pipeline;
 #[cfg(test)]
 mod tests;
 mod user_commands;
@@ -20,7 +19,7 @@ use redis::Value;
 pub(crate) use self::handshake::Handshake;
 use self::handshake::handshake;
 
-use super::{framed_socket::FramedSocket, url::Endpoint};
+use super::{framed_socket::FramedSocket, unread_replies::LateReader, url::Endpoint};
 use crate::{
     backend::{
         CancelHandle,
@@ -28,7 +27,7 @@ use crate::{
         redis::fields::{is_foreign, is_tls},
         transport::{self, Transport},
     },
-    core::id::random_uuid,
+    core::{ack::Ack, id::random_uuid},
     sys::clock::{self, Moment},
 };
 
@@ -104,6 +103,14 @@ impl Connection {
         )
     }
 
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn db(&self) -> i64 {
+        self.endpoint.db
+    }
+
     pub(crate) fn is_connected(&self) -> bool {
         self.link.is_some()
     }
@@ -120,6 +127,11 @@ impl Connection {
         if mem::take(&mut self.used_by_caller) {
             self.close();
         }
+    }
+
+    /// Records that a user sends commands over the socket. Returns whether one has done so before.
+    fn mark_used_by_caller(&mut self) -> bool {
+        mem::replace(&mut self.used_by_caller, true)
     }
 
     /// Closes the socket, without counting it as broken. The next use opens a new one.
@@ -203,16 +215,16 @@ impl Connection {
     /// As [`is_ready`](Self::is_ready), but checks a socket that was idle for `idle_min`.
     fn is_ready_checking_idle(&mut self, idle_min: Duration) -> bool {
         let now = clock::now();
-        self.drain_unread(now);
+        self.read_unread(now);
         let timeout = self.timeout;
         let Some(link) = &mut self.link else { return false };
-        let is_usable = match link.unread {
-            0 => {
+        let is_usable = match link.unread.since() {
+            None => {
                 now.duration_since(link.used_at) < idle_min
                     || matches!(link.transport.has_input(), Ok(false))
             }
-            _ => {
-                pipeline::can_leave_unread(link) && now.duration_since(link.unread_since) < timeout
+            Some(since) => {
+                link.unread.may_grow(&*link.transport) && now.duration_since(since) < timeout
             }
         };
         if !is_usable {
@@ -311,7 +323,7 @@ impl Connection {
     /// `until`; reading can then be continued.
     pub(crate) fn receive_until(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
         loop {
-            let unread = self.link.as_ref().map_or(0, |link| link.unread);
+            let unread = self.unread_count();
             match self.receive_next(until)? {
                 Some(value) if unread > 0 => match self.skip_reply(value, clock::now()) {
                     // An abandoned reply made us close the socket before the awaited reply. The
@@ -324,6 +336,50 @@ impl Connection {
                 value => return Ok(value),
             }
         }
+    }
+
+    /// Reads the abandoned replies that have arrived. Returns the time since which others have been
+    /// awaited, if there are others, and whether any reply just read was not an error.
+    pub(crate) fn read_unread(&mut self, now: Moment) -> (Option<Moment>, bool) {
+        let mut any_ok = false;
+        while self.unread_count() > 0 {
+            match self.receive_next(now) {
+                Ok(Some(value)) => any_ok |= self.skip_reply(value, now).is_ok(),
+                // An error has closed the socket.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        (self.link.as_ref().and_then(|link| link.unread.since()), any_ok)
+    }
+
+    /// Returns the number of replies in flight that no caller waits for.
+    pub(crate) fn unread_count(&self) -> usize {
+        self.link.as_ref().map_or(0, |link| link.unread.count() as usize)
+    }
+
+    /// Counts one unread reply as read. An error reply still matters, because it may apply to all
+    /// later requests too.
+    fn skip_reply(&mut self, value: Value, now: Moment) -> Result<(), NodeError> {
+        let is_error = matches!(&value, Value::ServerError(_));
+        let reader = self.link.as_mut().and_then(|link| link.unread.on_read(is_error, now));
+        let result = self.check_error_reply(&value);
+        if let (Err(error), Some(link)) = (&result, &mut self.link)
+            && error.is_unknown_script()
+        {
+            // The reply does not name the missing script. A server loses all scripts at once.
+            link.loaded_scripts = 0;
+        }
+        if let (Ok(()), Some(read)) = (&result, reader) {
+            read(value);
+        }
+        result
+    }
+
+    /// Abandons the reply in flight. The server executes later requests on this connection after
+    /// the abandoned one, and replies in the same order. Returns `None` if there is no connection
+    /// any more.
+    pub(crate) fn abandon_reply(&mut self, reader: Option<LateReader>) -> Option<Ack> {
+        Some(self.link.as_mut()?.unread.abandon(reader, clock::now()))
     }
 
     fn receive_next(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {

@@ -2,7 +2,6 @@
 //! writes.
 
 use std::{
-    collections::VecDeque,
     io::{self, Read},
     thread,
     time::Duration,
@@ -10,14 +9,11 @@ use std::{
 
 use redis::{Parser, RedisResult, Value};
 
+use super::unread_replies::UnreadReplies;
 use crate::{
     backend::transport::{Transport, write_all},
-    core::ack::AckTracker,
     sys::clock::{self, Moment},
 };
-
-/// Receives a reply that arrives after its caller has stopped waiting, unless it is an error.
-pub(crate) type LateReader = Box<dyn FnOnce(Value) + Send>;
 
 /// Maximum size of a reply. Those of our scripts are smaller, so a longer one is an error or an
 /// attack.
@@ -37,12 +33,7 @@ pub(super) struct FramedSocket {
     pub(super) used_at: Moment,
     /// Moving average of the time to the first byte of a reply.
     latency_ewma: Duration,
-    /// Number of abandoned replies in flight.
-    pub(super) unread: u32,
-    pub(super) unread_since: Moment,
-    /// One entry for each of them.
-    pub(super) late_readers: VecDeque<Option<LateReader>>,
-    pub(super) acks: AckTracker,
+    pub(super) unread: UnreadReplies,
     /// Scripts whose full text was sent, as a bit mask.
     pub(super) loaded_scripts: u32,
     /// The first bytes received. They show what kind of server it is.
@@ -61,10 +52,7 @@ impl FramedSocket {
             opened_at: now,
             used_at: now,
             latency_ewma: Duration::ZERO,
-            unread: 0,
-            unread_since: now,
-            late_readers: VecDeque::new(),
-            acks: AckTracker::default(),
+            unread: UnreadReplies::new(now),
             loaded_scripts: 0,
             begin: Vec::new(),
             failure: None,

@@ -19,6 +19,7 @@ mod redis_node;
 pub(crate) mod sentinel;
 mod server_info;
 mod subscriber;
+mod unread_replies;
 mod url;
 
 #[cfg(feature = "tls")]
@@ -30,12 +31,12 @@ pub(crate) use self::{
     connection::Connection,
     declare_new::declare_new,
     exchange::{ExchangeLimits, exchange, exchange_all, exchange_within},
-    framed_socket::LateReader,
     heard_subscription::HeardSubscription,
     pool::{ConnectionPool, PooledConnections},
     quarantine::Voters,
     redis_node::{Exchange, InFlightRequest, NodeConnections, RedisNode},
     server_info::Info,
     subscriber::Subscriber,
+    unread_replies::LateReader,
     url::Endpoint,
 };

@@ -74,7 +74,7 @@ impl QuorumRenewals {
                 && matches!(exchange.reply, AcquireReply::Held { .. })
             {
                 acquired = acquired.union(NodeSet::single(node));
-                if self.redlock.votes_at(node, exchange.sent) {
+                if self.votes_at(node, exchange.sent) {
                     let until = deadline_from_sent(exchange.sent, claim.ttl);
                     lease.node_deadlines.lock().confirm(node, until);
                 }
@@ -85,8 +85,8 @@ impl QuorumRenewals {
         if !unknown.is_empty() {
             // The request may be applied after the holder has released the lock.
             left.push(residue(lease, unknown, deadline.saturating_add(EXPIRY_SLACK)));
-            // The node is no quicker for other locks. The next renewal finds them.
-            self.missing.1.try_iter().for_each(drop);
+            // The node is no quicker for other locks.
+            self.forget_missing();
         }
         if lease.ended().is_none() {
             // A repair never shortens a lease. The next renewal does, if it must.

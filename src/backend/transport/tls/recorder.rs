@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rustls::{
     DigitallySignedStruct, Error, SignatureScheme,
     client::{
-        Resumption, WebPkiServerVerifier,
+        WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     pki_types::{CertificateDer, ServerName, UnixTime},
@@ -50,11 +50,10 @@ impl TlsClient {
     /// certificates than this one, and resumes no session, because that shows none.
     pub(crate) fn recording(&self) -> (TlsClient, ShownCertificates) {
         let shown = ShownCertificates::default();
-        let recorder = Recorder { verifier: self.verifier.clone(), shown: shown.clone() };
-        let mut config = (*self.config).clone();
-        config.resumption = Resumption::disabled();
-        config.dangerous().set_certificate_verifier(Arc::new(recorder));
-        (TlsClient { config: Arc::new(config), ..self.clone() }, shown)
+        let recording = shown.clone();
+        let client =
+            self.verifying_anew(|verifier| Arc::new(Recorder { verifier, shown: recording }));
+        (client, shown)
     }
 
     /// Connects to a server only to see its certificates.

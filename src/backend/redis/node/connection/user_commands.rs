@@ -1,7 +1,7 @@
 //! Commands that users send over a pooled connection. Each exchange has the manager's operation
 //! timeout.
 
-use std::{mem, time::Duration};
+use std::time::Duration;
 
 use redis::{RedisResult, Value};
 
@@ -20,12 +20,12 @@ impl redis::ConnectionLike for Connection {
         offset: usize,
         count: usize,
     ) -> RedisResult<Vec<Value>> {
-        if !mem::replace(&mut self.used_by_caller, true) {
+        if !self.mark_used_by_caller() {
             // Nobody repeats the first command if a server that has just been restarted has closed
             // the socket. Later ones may depend on its state.
             self.is_ready_checking_idle(Duration::ZERO);
         }
-        let deadline = clock::now().saturating_add(self.timeout);
+        let deadline = clock::now().saturating_add(self.timeout());
         self.connect(deadline).map_err(NodeError::into_redis_error)?;
         self.send(deadline, |out| out.extend_from_slice(commands))
             .map_err(NodeError::into_redis_error)?;
@@ -40,7 +40,7 @@ impl redis::ConnectionLike for Connection {
     }
 
     fn get_db(&self) -> i64 {
-        self.endpoint.db
+        self.db()
     }
 
     fn check_connection(&mut self) -> bool {

@@ -1,21 +1,19 @@
-//! Abandoned replies: replies in flight that no caller waits for. An abandoned reply arrives before
-//! the replies to later requests, and is read before them. It goes to its `LateReader`, if it has
-//! one.
+//! `UnreadReplies`: the abandoned replies of a connection, which are in flight and which no caller
+//! waits for. An abandoned reply arrives before the replies to later requests, and is read before
+//! them. It goes to its `LateReader`, if it has one.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use redis::Value;
 
-use super::Connection;
 use crate::{
-    backend::{
-        error::NodeError,
-        redis::node::framed_socket::{FramedSocket, LateReader},
-        transport::poll_writable,
-    },
-    core::ack::Ack,
-    sys::clock::{self, Moment},
+    backend::transport::{Transport, poll_writable},
+    core::ack::{Ack, AckTracker},
+    sys::clock::Moment,
 };
+
+/// Receives a reply that arrives after its caller has stopped waiting, unless it is an error.
+pub(crate) type LateReader = Box<dyn FnOnce(Value) + Send>;
 
 /// Maximum number of unread replies; a connection with more is closed. A healthy server 100 ms away
 /// reaches this limit at 10,000 requests a second. On this side, unread replies use only the
@@ -26,83 +24,69 @@ const UNREAD_REPLIES_MAX: u32 = 1024;
 /// smallest socket buffer.
 const WRITABLE_CHECK_MIN: u32 = 64;
 
-/// Whether one more reply may be left unread on this socket.
-pub(super) fn can_leave_unread(link: &FramedSocket) -> bool {
-    link.unread < WRITABLE_CHECK_MIN
-        || (link.unread < UNREAD_REPLIES_MAX
-            && poll_writable(&*link.transport, Duration::ZERO).unwrap_or(false))
+pub(super) struct UnreadReplies {
+    count: u32,
+    /// When the last of them was read, or the first one was abandoned.
+    since: Moment,
+    /// One entry for each of them.
+    readers: VecDeque<Option<LateReader>>,
+    acks: AckTracker,
 }
 
-impl Connection {
-    /// Reads the unread replies that have arrived. Returns true if at least one of them is not an
-    /// error.
-    pub(super) fn drain_unread(&mut self, now: Moment) -> bool {
-        let mut any_ok = false;
-        while self.link.as_ref().is_some_and(|link| link.unread > 0) {
-            match self.receive_next(now) {
-                Ok(Some(value)) => any_ok |= self.skip_reply(value, now).is_ok(),
-                // An error has closed the socket.
-                Ok(None) | Err(_) => break,
-            }
-        }
-        any_ok
+impl UnreadReplies {
+    pub(super) fn new(now: Moment) -> UnreadReplies {
+        let (readers, acks) = (VecDeque::new(), AckTracker::default());
+        UnreadReplies { count: 0, since: now, readers, acks }
     }
 
-    /// Counts one unread reply as read. An error reply still matters, because it may apply to all
-    /// later requests too.
-    pub(super) fn skip_reply(&mut self, value: Value, now: Moment) -> Result<(), NodeError> {
-        let mut reader = None;
-        if let Some(link) = &mut self.link {
-            link.unread -= 1;
-            link.unread_since = now;
-            reader = link.late_readers.pop_front().flatten();
-            link.acks.record(matches!(&value, Value::ServerError(_)));
-        }
-        let result = self.check_error_reply(&value);
-        if let (Err(error), Some(link)) = (&result, &mut self.link)
-            && error.is_unknown_script()
-        {
-            // The reply does not name the missing script. A server loses all scripts at once.
-            link.loaded_scripts = 0;
-        }
-        if let (Ok(()), Some(read)) = (&result, reader) {
-            read(value);
-        }
-        result
+    pub(super) fn count(&self) -> u32 {
+        self.count
     }
 
-    /// Reads the abandoned replies that have arrived. Returns the time since which others have been
-    /// awaited, if there are others, and whether any reply just read was not an error.
-    pub(crate) fn unread_since(&mut self, now: Moment) -> (Option<Moment>, bool) {
-        let any_ok = self.drain_unread(now);
-        (self.link.as_ref().filter(|link| link.unread > 0).map(|link| link.unread_since), any_ok)
+    /// Returns the time since which replies have been awaited, if there are any.
+    pub(super) fn since(&self) -> Option<Moment> {
+        (self.count > 0).then_some(self.since)
     }
 
-    /// Returns the number of replies in flight that no caller waits for.
-    pub(crate) fn unread_count(&self) -> usize {
-        self.link.as_ref().map_or(0, |link| link.unread as usize)
+    /// Whether one more reply may be left unread on this socket.
+    pub(super) fn may_grow(&self, transport: &dyn Transport) -> bool {
+        self.count < WRITABLE_CHECK_MIN
+            || (self.count < UNREAD_REPLIES_MAX
+                && poll_writable(transport, Duration::ZERO).unwrap_or(false))
     }
 
-    /// Abandons the reply in flight. The server executes later requests on this connection after
-    /// the abandoned one, and replies in the same order. Returns `None` if there is no connection
-    /// any more.
-    pub(crate) fn abandon_reply(&mut self, reader: Option<LateReader>) -> Option<Ack> {
-        let link = self.link.as_mut()?;
-        if link.unread == 0 {
-            link.unread_since = clock::now();
+    /// Adds the reply in flight.
+    pub(super) fn abandon(&mut self, reader: Option<LateReader>, now: Moment) -> Ack {
+        if self.count == 0 {
+            self.since = now;
         }
-        link.unread += 1;
-        link.late_readers.push_back(reader);
-        Some(link.acks.issue(link.unread))
+        self.count += 1;
+        self.readers.push_back(reader);
+        self.acks.issue(self.count)
+    }
+
+    /// Counts one reply as read, and returns its reader.
+    pub(super) fn on_read(&mut self, is_error: bool, now: Moment) -> Option<LateReader> {
+        self.count -= 1;
+        self.since = now;
+        self.acks.record(is_error);
+        self.readers.pop_front().flatten()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{
-        redis::{Endpoint, fields::write_command},
-        transport::{pair, poll_readable},
+    use crate::{
+        backend::{
+            redis::{
+                Endpoint,
+                fields::write_command,
+                node::{connection::Connection, framed_socket::FramedSocket},
+            },
+            transport::{pair, poll_readable},
+        },
+        sys::clock,
     };
     use std::{
         io::{Read as _, Write as _},
@@ -167,11 +151,12 @@ mod tests {
     fn connection_closed_before_send_buffer_is_full() {
         let (here, there) = pair().unwrap();
         let mut link = FramedSocket::new(here);
-        while can_leave_unread(&link) {
+        while link.unread.may_grow(&*link.transport) {
             assert_eq!(link.transport.write(&[0; 512]).unwrap(), 512, "the send buffer was full");
-            link.unread += 1;
+            link.unread.abandon(None, clock::now());
         }
-        assert!((WRITABLE_CHECK_MIN..UNREAD_REPLIES_MAX).contains(&link.unread), "{}", link.unread);
+        let unread = link.unread.count();
+        assert!((WRITABLE_CHECK_MIN..UNREAD_REPLIES_MAX).contains(&unread), "{unread}");
         drop(there);
     }
 
@@ -210,7 +195,7 @@ mod tests {
                     Box::new(move |value| sender.send((number, value)).unwrap())
                 });
                 connection.abandon_reply(reader).unwrap();
-                while connection.unread_since(clock::now()).0.is_some() {
+                while connection.read_unread(clock::now()).0.is_some() {
                     poll_readable(&[connection.transport().unwrap()], deadline(), Duration::ZERO);
                 }
             }
