@@ -63,6 +63,7 @@ impl ClusterRenewals {
         for ((at, renewal), result) in some.iter().zip(&renewals).zip(results) {
             match result {
                 Ok(Exchange { sent, reply: (_, replies) }) => {
+                    self.router.on_reply();
                     for reply in replies {
                         report.renewals[*at] = conclude(leases[*at], sent, renewal.ttl(), reply);
                     }
