@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::router::Router;
+use super::{redirect_reply::Redirect, router::Router};
 use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError, redis::RedisCleaner},
     core::claim::{Claim, Residue},
@@ -50,8 +50,12 @@ impl ResidueCleaner for ClusterCleaner {
                 .or_insert_with(|| RedisCleaner::new(part.node.clone(), router.operation_timeout));
             cleaner.set_sharded(is_sharded);
             if let Some(failure) = cleaner.clean_up(group, limits) {
-                if let BackendError::Node(failure) = &failure {
-                    router.note(failure, &part);
+                if let BackendError::Node(failure) = &failure
+                    && let Redirect::Moved { .. } = router.note(failure, &part)
+                {
+                    // The other slots of the node may have been moved too, and only the first
+                    // failure is known.
+                    router.on_stale_map();
                 }
                 first_failure.get_or_insert(failure);
             }

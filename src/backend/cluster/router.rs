@@ -252,6 +252,11 @@ impl Router {
     /// Records that a node does not serve requests now.
     pub(super) fn on_unavailable(&self, part: &Part) {
         part.note_failure();
+        self.on_stale_map();
+    }
+
+    /// Lets the next request ask for the map first.
+    pub(super) fn on_stale_map(&self) {
         self.state.lock().is_stale = true;
     }
 
