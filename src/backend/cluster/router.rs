@@ -428,6 +428,13 @@ impl Router {
         let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
         (Arc::new(Router::new(endpoint, settings, observer)), name)
     }
+
+    /// Enters the node of a slot into the map.
+    pub(super) fn serve(&self, slot: u16, node: &ServerName) {
+        let mut state = self.state.lock();
+        state.map.set_owner(slot, node.clone());
+        (state.is_known, state.is_stale) = (true, false);
+    }
 }
 
 impl fmt::Debug for Router {
