@@ -199,11 +199,11 @@ fn no_thread_takes_an_unreachable_cluster_for_an_empty_one() {
 fn cluster_counts_as_reachable_while_a_node_replies() {
     let cluster = Cluster::start_with(3, false, &partial_coverage);
     let (dead, others) = cluster.nodes.split_first().expect("three nodes");
+    let is_elsewhere = |name: &&&str| cluster.owner(slot(&cluster, name)).port() != dead.port();
+    let name = *NAMES.iter().find(is_elsewhere).expect("the locks are on all nodes");
     dead.kill();
     let mgr = manager(&cluster);
     let reachable = || mgr.metrics().nodes_reachable();
-    let is_served = |name: &&&str| cluster.owner(slot(&cluster, name)).port() != dead.port();
-    let name = *NAMES.iter().find(is_served).expect("the locks are on all nodes");
     drop(lock_eventually(&mgr, name));
     assert_eq!((mgr.metrics().nodes(), reachable()), (1, 1));
     others.iter().for_each(RedisServer::kill);
