@@ -243,7 +243,7 @@ impl MySqlConfig {
     }
 
     fn validated_parts(&self) -> Result<(ValidatedConfig, MySqlEndpoint, Table)> {
-        let config = self.common.validate_settings(Vec::new())?;
+        let config = self.common.validate_settings(Vec::new(), "max_connections")?;
         let mut endpoint = MySqlEndpoint::parse(&self.url)?;
         if endpoint.password.is_none() {
             endpoint.password = self.common.password.as_deref().map(Arc::from);
@@ -275,5 +275,17 @@ impl fmt::Debug for MySqlConfig {
             .field("operation_timeout", &self.common.operation_timeout)
             .field("allow_cluster", &self.allow_cluster)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_connections_is_called_as_its_setting() {
+        let config = MySqlConfig::new("mysql://localhost/db").max_connections(0);
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.contains("max_connections is 0, but must be 1 to"), "{error}");
     }
 }

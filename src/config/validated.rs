@@ -118,18 +118,20 @@ impl Config {
         let endpoints =
             self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
         check_nodes(&endpoints)?;
-        self.validate_settings(endpoints)
+        self.validate_settings(endpoints, "pool_size")
     }
 
-    /// Validates everything but where the servers are.
+    /// Validates everything but where the servers are. `size_setting` is the name under which users
+    /// set the size of the pool.
     pub(super) fn validate_settings(
         &self,
         endpoints: Vec<Arc<Endpoint>>,
+        size_setting: &str,
     ) -> Result<ValidatedConfig> {
         let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
         if self.pool_size == 0 || self.pool_size > POOL_SIZE_MAX {
             return invalid(format!(
-                "pool_size is {}, but must be 1 to {POOL_SIZE_MAX}",
+                "{size_setting} is {}, but must be 1 to {POOL_SIZE_MAX}",
                 self.pool_size
             ));
         }

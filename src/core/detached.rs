@@ -118,7 +118,7 @@ impl std::error::Error for ParseDetachedError {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::id::generate_lock_id;
+    use crate::core::{id::generate_lock_id, kind::PERMITS_MAX};
 
     #[test]
     fn text_of_a_detached_lock_is_parsed() {
@@ -127,6 +127,7 @@ mod tests {
             LockKind::Read,
             LockKind::Write,
             LockKind::Permits { limit: 7, count: 3 },
+            LockKind::Permits { limit: u32::MAX, count: PERMITS_MAX },
         ] {
             let (id, ttl) = (generate_lock_id(), Duration::from_secs(30));
             let detached = Detached { name: "two words ".into(), id, kind, ttl };
@@ -158,6 +159,8 @@ mod tests {
             format!("odd 30000 {id} x"),
             format!("permits/2/3 30000 {id} x"),
             format!("permits/2/0 30000 {id} x"),
+            // No claim has as many.
+            format!("permits/20000/10000 30000 {id} x"),
             "mutex 30000 foreign x".into(),
             format!("mutex 30000 {id} x\n\n"),
             format!("mutex 30000 {id} x\\"),

@@ -68,7 +68,7 @@ impl LockKind {
             permits => {
                 let (limit, count) = permits.strip_prefix("permits/")?.split_once('/')?;
                 let (limit, count) = (number(limit)?, number(count)?);
-                if count == 0 || count > limit {
+                if count == 0 || count > limit || count > PERMITS_MAX {
                     return None;
                 }
                 LockKind::Permits { limit, count }

@@ -258,10 +258,23 @@ impl Observer {
         self.dispatch_inline(|handler| handler.detached(&event));
     }
 
+    /// Counts a server whose outage [`unreachable`](Self::unreachable) reports next.
+    pub(crate) fn node_down(&self) {
+        self.metrics.node_down();
+    }
+
+    pub(crate) fn node_up(&self) {
+        self.metrics.node_up();
+    }
+
+    /// Records whether no node of a cluster replies. Its nodes are not counted one by one.
+    pub(crate) fn cluster_down(&self, is_down: bool) {
+        self.metrics.cluster_down(is_down);
+    }
+
     /// Reports a server to which no connection can be opened; `has_replied` if it refuses them.
     /// Called once for each outage.
     pub(crate) fn unreachable(&self, server: &Arc<str>, has_replied: bool, why: &str) {
-        self.metrics.node_down();
         let state = if has_replied { "refuses connections" } else { "is unreachable" };
         log_safely!(warn, "{server} {state}: {why}");
         self.dispatch_queued(|| {
@@ -275,7 +288,6 @@ impl Observer {
     /// `was_unreachable` says whether [`unreachable`](Self::unreachable) has reported the outage.
     pub(crate) fn reconnected(&self, server: &Arc<str>, away: Duration, was_unreachable: bool) {
         if was_unreachable {
-            self.metrics.node_up();
             log_safely!(info, "{server} is reachable again after {}", HumanDuration(away));
         }
         self.metrics.count(Count::Reconnected);

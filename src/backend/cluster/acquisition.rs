@@ -64,6 +64,8 @@ pub(super) struct ClusterAcquisition<'a> {
     subscriptions: &'a Subscriptions,
     slot: u16,
     is_queued: bool,
+    /// A node has replied that the lock is held.
+    was_contended: bool,
     /// We have found that the slot is not subscribed yet.
     awaits_subscription: bool,
 }
@@ -80,6 +82,7 @@ impl<'a> ClusterAcquisition<'a> {
             subscriptions,
             slot,
             is_queued: false,
+            was_contended: false,
             awaits_subscription: false,
         }
     }
@@ -92,12 +95,15 @@ impl Acquisition for ClusterAcquisition<'_> {
         let is_early =
             asking == Asking::Queue && !self.subscriptions.request(self.slot) && !self.is_queued;
         let ask_again = || NextStep::AskAgainAt(clock::now().saturating_add(SUBSCRIBE_WAIT));
-        if is_early && !std::mem::replace(&mut self.awaits_subscription, true) {
+        let is_first = is_early && !std::mem::replace(&mut self.awaits_subscription, true);
+        if is_first && self.was_contended {
             // The last request has just reported the holder.
             return Answer::Contended(Contention { holder: None, next: ask_again() });
         }
         let asking = if is_early { Asking::Try } else { asking };
-        match self.claim.ask(asking, place) {
+        let answer = self.claim.ask(asking, place);
+        self.was_contended |= matches!(answer, Answer::Contended(_));
+        match answer {
             Answer::Contended(Contention { holder, next: NextStep::Queue { .. } }) if is_early => {
                 Answer::Contended(Contention { holder, next: ask_again() })
             }
@@ -118,5 +124,42 @@ impl Acquisition for ClusterAcquisition<'_> {
 
     fn residue(&self) -> Option<Residue> {
         self.claim.residue()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::{Backend, cluster::Router},
+        core::{claim::Claim, id::generate_lock_id, key::LockKey, kind::LockKind},
+    };
+
+    /// An answer that no node has given would close the breaker of [`Config::fail_fast`], and no
+    /// call would fail fast any more.
+    ///
+    /// [`Config::fail_fast`]: crate::Config::fail_fast
+    ///
+    /// Fault: N256
+    #[test]
+    fn first_answer_comes_from_a_node() {
+        let router = Router::unreachable().0;
+        let backend = ClusterBackend { router, subscriptions: Arc::default(), yielding: None };
+        let key = LockKey::new("lock:", "x").unwrap().in_cluster().unwrap();
+        let (id, ttl) = (generate_lock_id(), Duration::from_secs(10));
+        let claim = Claim { key, id, ttl, kind: LockKind::Mutex, token: 0 };
+        let deadline = clock::now().saturating_add(ttl);
+        let request = AcquireRequest {
+            claim: &claim,
+            channel: "distlock:client:x",
+            claim_window: ttl,
+            repair_ttl_ms: 0,
+            wait_deadline: deadline,
+            call_deadline: deadline,
+            cancel: None,
+            places: None,
+        };
+        let answer = backend.acquisition(request).ask(Asking::Queue, Some(QueuePlace(1)));
+        assert!(matches!(answer, Answer::Failed(_)), "{answer:?}");
     }
 }

@@ -178,6 +178,8 @@ impl ClusterGrantStream {
             }
             LinkState::Up { subscriber, asked } => {
                 if asked.contains(&slot) {
+                    // The reply to an earlier `SUNSUBSCRIBE` may have removed it.
+                    self.slots.insert(slot, number);
                     return;
                 }
                 let command: &[u8] = if self.is_sharded { b"SSUBSCRIBE" } else { b"SUBSCRIBE" };

@@ -34,6 +34,7 @@ impl ClusterRenewals {
     }
 
     /// Renews leases on one node. Adds those that another node must be asked about to `exchanges`.
+    /// Returns whether requests were sent that had no reply in time.
     fn renew_at(
         &mut self,
         NodeExchange { part, is_asking, redirects, some }: NodeExchange,
@@ -41,7 +42,8 @@ impl ClusterRenewals {
         limits: &mut ExchangeLimits<'_>,
         exchanges: &mut Vec<NodeExchange>,
         report: &mut RenewalReport,
-    ) {
+    ) -> bool {
+        let mut timed_out = false;
         let now = clock::now();
         let connection =
             self.connections.entry(part.number).or_insert_with(|| part.node.reserved_connection());
@@ -63,11 +65,13 @@ impl ClusterRenewals {
         for ((at, renewal), result) in some.iter().zip(&renewals).zip(results) {
             match result {
                 Ok(Exchange { sent, reply: (_, replies) }) => {
+                    self.router.on_reply();
                     for reply in replies {
                         report.renewals[*at] = conclude(leases[*at], sent, renewal.ttl(), reply);
                     }
                 }
                 Err(failure) => {
+                    timed_out |= failure.is_timeout() && failure.outcome_unknown;
                     let redirect = self.router.note(&failure, &part);
                     let next = self.next_node(leases[*at], &redirect);
                     if let Some((part, is_asking)) = next.filter(|_| redirects + 1 < ASKED_MAX) {
@@ -81,6 +85,7 @@ impl ClusterRenewals {
                 }
             }
         }
+        timed_out
     }
 
     /// Returns the node that a redirect names, and whether it may not serve the slot yet.
@@ -122,6 +127,12 @@ fn add_to(
     }
 }
 
+/// Whether fewer leases should be renewed together, because most exchanges had too little time.
+/// There is one with each node. If a single node hangs, the leases of the others still share one.
+fn is_too_much(timed_out: usize, exchanges: usize) -> bool {
+    timed_out > exchanges / 2
+}
+
 impl LeaseRenewals for ClusterRenewals {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
         let unconfirmed =
@@ -145,6 +156,7 @@ impl LeaseRenewals for ClusterRenewals {
                 None => {}
             }
         }
+        let (mut timed_out, mut exchanged) = (0, 0);
         loop {
             // A node that does not reply must not delay the others.
             exchanges.sort_by_key(|exchange| Reverse(exchange.part.failed_at()));
@@ -155,8 +167,11 @@ impl LeaseRenewals for ClusterRenewals {
             let connect_by = connect_by(now, until, &limits, self.router.operation_timeout);
             let mut limits =
                 ExchangeLimits { deadline: until, connect_by, check: &mut *limits.check };
-            self.renew_at(exchange, leases, &mut limits, &mut exchanges, &mut report);
+            let is_late = self.renew_at(exchange, leases, &mut limits, &mut exchanges, &mut report);
+            exchanged += 1;
+            timed_out += usize::from(is_late);
         }
+        report.timed_out = is_too_much(timed_out, exchanged);
         self.connections.retain(|number, _| self.router.has_part(*number));
         // On another thread, because leases of other nodes may fall due meanwhile.
         self.router.begin_refresh();
@@ -165,5 +180,26 @@ impl LeaseRenewals for ClusterRenewals {
 
     fn reset(&mut self) {
         self.connections.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: N259
+    #[test]
+    fn fewer_leases_are_renewed_together_if_most_nodes_are_late() {
+        for (timed_out, exchanges, expected) in [
+            (0, 0, false),
+            (0, 3, false),
+            (1, 1, true),
+            (1, 2, false),
+            (1, 3, false),
+            (2, 3, true),
+            (50, 50, true),
+        ] {
+            assert_eq!(is_too_much(timed_out, exchanges), expected, "{timed_out} of {exchanges}");
+        }
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct Router {
     settings: RedisSettings,
     pub(super) operation_timeout: Duration,
     observer: Arc<Observer>,
+    /// The nodes of the URL. Kept, so that each outage of one is reported once.
+    seeds: Vec<(ServerName, Arc<RedisNode>)>,
     state: Mutex<State>,
     refresh: Arc<Refresh>,
     /// Raised whenever the map changes.
@@ -95,17 +97,21 @@ impl Router {
             is_known: false,
             is_closed: false,
         };
-        Router {
-            endpoint,
+        let mut router = Router {
+            endpoint: endpoint.clone(),
             settings,
             operation_timeout: settings.operation_timeout,
             observer,
+            seeds: Vec::new(),
             state: Mutex::new(state),
             refresh: Refresh::new(),
             generation: AtomicU64::new(0),
             is_sharded: AtomicBool::new(false),
             wake: Mutex::new(None),
-        }
+        };
+        let seeds = endpoint.cluster.iter();
+        router.seeds = seeds.map(|name| (name.clone(), router.node(name))).collect();
+        router
     }
 
     pub(super) fn label(&self) -> &Arc<str> {
@@ -151,7 +157,10 @@ impl Router {
                 return Err(passing(failure));
             }
             let failure = match ask(&part, is_asking) {
-                Ok(reply) => return Ok((part, reply)),
+                Ok(reply) => {
+                    self.on_reply();
+                    return Ok((part, reply));
+                }
                 Err(failure) => failure,
             };
             let redirect = self.note(&failure, &part);
@@ -235,9 +244,19 @@ impl Router {
         redirect
     }
 
+    /// Records that a node has replied.
+    pub(super) fn on_reply(&self) {
+        self.observer.cluster_down(false);
+    }
+
     /// Records that a node does not serve requests now.
     pub(super) fn on_unavailable(&self, part: &Part) {
         part.note_failure();
+        self.on_stale_map();
+    }
+
+    /// Lets the next request ask for the map first.
+    pub(super) fn on_stale_map(&self) {
         self.state.lock().is_stale = true;
     }
 
@@ -311,15 +330,19 @@ impl Router {
     }
 
     fn node(&self, name: &ServerName) -> Arc<RedisNode> {
+        if let Some((_, node)) = self.seeds.iter().find(|(seed, _)| seed == name) {
+            return node.clone();
+        }
         let endpoint = Arc::new(self.endpoint.of_node(name));
         let observer = self.observer.clone();
-        Arc::new(RedisNode::new(
+        let node = RedisNode::new(
             endpoint,
             self.operation_timeout,
             self.settings.spin_max,
             self.settings.quarantine,
             observer,
-        ))
+        );
+        Arc::new(node.in_cluster())
     }
 
     /// Closes the connections that are not in use.
@@ -373,12 +396,16 @@ impl Router {
         let mut parts = self.state.lock().parts.clone();
         // The node that failed last comes last.
         parts.sort_by_key(|part| Reverse(part.failed_at()));
-        let is_other = |name: &&ServerName| parts.iter().all(|part| part.name != **name);
-        let urls = self.endpoint.cluster.iter().filter(is_other);
-        let mut nodes: Vec<_> = urls.map(|name| (name.clone(), self.node(name))).collect();
+        let is_other = |(name, _): &&(ServerName, _)| parts.iter().all(|part| part.name != *name);
+        let mut nodes: Vec<_> = self.seeds.iter().filter(is_other).cloned().collect();
         nodes.reverse();
         nodes.extend(parts.iter().map(|part| (part.name.clone(), part.node.clone())));
+        // Otherwise the nodes had too little time to reply.
+        let has_time = deadline.duration_since(clock::now()) > self.operation_timeout / 4;
         let found = ask_for_map(nodes, deadline);
+        if found.is_ok() || has_time {
+            self.observer.cluster_down(found.is_err());
+        }
         let result = found.map(|(map, is_sharded)| {
             let mut state = self.state.lock();
             let masters = map.masters();
@@ -400,6 +427,13 @@ impl Router {
         let name = endpoint.cluster[0].clone();
         let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
         (Arc::new(Router::new(endpoint, settings, observer)), name)
+    }
+
+    /// Enters the node of a slot into the map.
+    pub(super) fn serve(&self, slot: u16, node: &ServerName) {
+        let mut state = self.state.lock();
+        state.map.set_owner(slot, node.clone());
+        (state.is_known, state.is_stale) = (true, false);
     }
 }
 

@@ -156,9 +156,10 @@ impl OneServerForEachLock for MemoryBackend {
         &self,
         _: &LockKey,
         request: &R,
-        _: Moment,
+        deadline: Moment,
     ) -> Result<R::Reply, BackendError> {
-        self.reply_to(request)
+        let asked = self.server.exchange(request, deadline);
+        asked.map(|exchange| exchange.reply).map_err(BackendError::Node)
     }
 }
 

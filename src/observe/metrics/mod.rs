@@ -63,13 +63,14 @@ impl Metrics {
         self.counts.held()
     }
 
-    /// Number of servers.
+    /// Number of servers. A cluster counts as one.
     pub fn nodes(&self) -> u64 {
         self.nodes
     }
 
     /// Number of servers that are not known to be unreachable. See
-    /// [`HandleEvent::unreachable`](crate::HandleEvent::unreachable).
+    /// [`HandleEvent::unreachable`](crate::HandleEvent::unreachable). A cluster is reachable as
+    /// long as one of its nodes replies.
     pub fn nodes_reachable(&self) -> u64 {
         self.nodes_reachable
     }

@@ -245,6 +245,14 @@ impl Recorder {
         self.nodes_down.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Records whether a cluster is down. It counts as one server, however many nodes it has.
+    pub(crate) fn cluster_down(&self, is_down: bool) {
+        // Called for each reply, so this seldom writes.
+        if (self.nodes_down.load(Ordering::Relaxed) != 0) != is_down {
+            self.nodes_down.store(is_down.into(), Ordering::Relaxed);
+        }
+    }
+
     fn nodes_reachable(&self) -> u64 {
         // Two threads may report the end of an outage before its beginning.
         let down = self.nodes_down.load(Ordering::Relaxed).cast_signed().max(0);

@@ -191,3 +191,24 @@ fn no_thread_takes_an_unreachable_cluster_for_an_empty_one() {
     cluster.nodes.iter().for_each(RedisServer::cont);
     eventually("it replies", TEST_TIMEOUT, || mgr.ping().is_ok());
 }
+
+/// A cluster counts as one server. The first node of the URL is dead.
+///
+/// Fault: N255
+#[test]
+fn cluster_counts_as_reachable_while_a_node_replies() {
+    let cluster = Cluster::start_with(3, false, &partial_coverage);
+    let (dead, others) = cluster.nodes.split_first().expect("three nodes");
+    let is_elsewhere = |name: &&&str| cluster.owner(slot(&cluster, name)).port() != dead.port();
+    let name = *NAMES.iter().find(is_elsewhere).expect("the locks are on all nodes");
+    dead.kill();
+    let mgr = manager(&cluster);
+    let reachable = || mgr.metrics().nodes_reachable();
+    drop(lock_eventually(&mgr, name));
+    assert_eq!((mgr.metrics().nodes(), reachable()), (1, 1));
+    others.iter().for_each(RedisServer::kill);
+    eventually("no node replies", TEST_TIMEOUT, || mgr.try_lock(name).is_err() && reachable() == 0);
+    others.iter().for_each(RedisServer::restart);
+    drop(lock_eventually(&mgr, name));
+    assert_eq!(reachable(), 1);
+}

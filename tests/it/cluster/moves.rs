@@ -166,3 +166,32 @@ fn free_lock_is_acquired_while_its_slot_moves() {
     assert_eq!(mgr.holder("x").unwrap().unwrap().id(), guard.id().as_str());
     guard.release().unwrap().unwrap_released();
 }
+
+/// Several slots of one node are moved while nothing is sent to it.
+///
+/// Fault: N258
+#[test]
+fn releases_of_moved_slots_are_redirected_once() {
+    const LOCKS: usize = 6;
+    let cluster = Cluster::start(2);
+    let mgr = manager(&cluster);
+    let (from, to) = (&cluster.nodes[0], &cluster.nodes[1]);
+    let names = (0..).map(|number| format!("n{number}"));
+    let on_first = |name: &String| cluster.owner(slot(&cluster, name)).port() == from.port();
+    let names: Vec<_> = names.filter(on_first).take(LOCKS).collect();
+    let held: Vec<_> = names.iter().map(|name| mgr.lock(name).unwrap()).collect();
+    for name in &names {
+        let slot = slot(&cluster, name);
+        cluster.begin_move_between(slot, from, to);
+        cluster.move_keys(slot, from, to, &[]);
+        cluster.end_move(slot, from, to);
+    }
+    let before = from.refusals("MOVED");
+    held.into_iter().for_each(LockGuard::release_later);
+    let other = manager(&cluster);
+    for name in &names {
+        drop(lock_eventually(&other, name));
+    }
+    let redirected = from.refusals("MOVED") - before;
+    assert!(redirected as usize <= LOCKS, "{redirected} redirects");
+}

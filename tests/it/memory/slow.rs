@@ -79,6 +79,30 @@ fn downgrade_on_a_slow_server_ends_in_time() {
     assert_eq!(took, SECOND);
 }
 
+/// The members of a group are asked for by a second request.
+///
+/// Promise: P6
+#[test]
+fn description_of_a_group_ends_within_one_timeout() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    let _permit = mgr.semaphore("s", 3).unwrap().acquire().unwrap();
+    let calls: [(&str, Call); 2] = [
+        ("lock_info", |mgr| mgr.lock_info("s").map(drop)),
+        ("available", |mgr| mgr.semaphore("s", 3)?.available().map(drop)),
+    ];
+    for (name, call) in calls {
+        let (took, result) = time_of(&server, || {
+            server.slow(SECOND * 9 / 10);
+            let result = call(&mgr);
+            server.resume();
+            result
+        });
+        assert!(result.unwrap_err().is_unavailable(), "{name}");
+        assert_eq!(took, SECOND, "{name}");
+    }
+}
+
 /// Unlike with a server that is stopped.
 #[test]
 fn slow_server_carries_out_the_request() {

@@ -104,3 +104,24 @@ fn replies_over_an_open_connection_end_an_outage() {
     assert_eq!((mgr.metrics().nodes_reachable(), mgr.metrics().reconnected()), (1, 1));
     assert!(handshakes.fired() > 0);
 }
+
+/// Each call asks the node of the URL for the map of the slots.
+///
+/// Fault: N255
+#[test]
+fn outage_of_a_node_in_the_url_of_a_cluster_is_reported_once() {
+    let server = RedisServer::start();
+    let label = server.addr().to_string();
+    let outages = Arc::new(Outages::default());
+    let config = config_medium_timeout(format!("redis+cluster://{label}"));
+    let mgr = RedisMgr::new(config.event_handler(outages.clone())).unwrap();
+    server.kill();
+    for _ in 0..3 {
+        mgr.try_lock("x").unwrap_err();
+    }
+    server.restart();
+    eventually("its end is reported", TEST_TIMEOUT, || {
+        mgr.try_lock("x").is_err() && outages.lines().iter().any(|line| line.ends_with(" up"))
+    });
+    assert_eq!(outages.lines(), [format!("{label} down"), format!("{label} up")]);
+}

@@ -69,6 +69,8 @@ pub(crate) struct RedisNode {
     voters: Arc<Mutex<Voters>>,
     index: usize,
     decides_alone: bool,
+    /// Whether the metrics count it as a server.
+    is_counted: bool,
     /// After a restart or a failover, a server that decides alone grants nothing for a while.
     pub(crate) has_quarantine: bool,
     /// Of the waiters of this server.
@@ -103,6 +105,7 @@ impl RedisNode {
             voters: Arc::new(Mutex::new(voters)),
             index: 0,
             decides_alone: true,
+            is_counted: true,
             has_quarantine: !quarantine.is_zero(),
             heard_subscription: HeardSubscription::default(),
             server_epoch: AtomicU64::new(0),
@@ -114,6 +117,11 @@ impl RedisNode {
     /// Makes this node one of several nodes.
     pub(crate) fn with_voters(self, index: usize, voters: Arc<Mutex<Voters>>) -> RedisNode {
         RedisNode { voters, index, decides_alone: false, ..self }
+    }
+
+    /// Makes this node one of a cluster, which the metrics count as one server.
+    pub(crate) fn in_cluster(self) -> RedisNode {
+        RedisNode { is_counted: false, ..self }
     }
 
     pub(crate) fn label(&self) -> &Arc<str> {
@@ -217,6 +225,9 @@ impl RedisNode {
         match (connecting.end(clock::now(), outcome, broken), &connected) {
             (Some(HealthChange::Down), Err(error)) => {
                 let has_replied = matches!(error.kind, NodeErrorKind::Refused { .. });
+                if self.is_counted {
+                    self.observer.node_down();
+                }
                 self.observer.unreachable(self.label(), has_replied, &error.kind.to_string());
             }
             (change, _) => self.report_up(change),
@@ -231,6 +242,9 @@ impl RedisNode {
 
     fn report_up(&self, change: Option<HealthChange>) {
         if let Some(HealthChange::Up { away, was_reported }) = change {
+            if was_reported && self.is_counted {
+                self.observer.node_up();
+            }
             self.observer.reconnected(self.label(), away, was_reported);
         }
     }
