@@ -2,8 +2,8 @@
 
 use super::{
     Acquirer, WaitTerms,
+    failures::{OutageReport, REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
     poll_times::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
-    retry::{OutageReport, REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
 };
 use crate::{
     backend::{

@@ -3,8 +3,8 @@
 
 mod attempt;
 mod breaker;
+mod failures;
 mod poll_times;
-mod retry;
 
 use std::{sync::Arc, time::Duration};
 

@@ -36,7 +36,7 @@ const LAYERS: [&[&str]; 21] = [
 /// Files that only decide: everything they need to know about the world is passed in as values.
 const PURE: [&str; 42] = [
     "local/queue.rs",
-    "acquire/retry.rs",
+    "acquire/failures.rs",
     "core/backoff.rs",
     "core/cluster_slot.rs",
     "backend/feature.rs",
