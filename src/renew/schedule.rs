@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use self::overdue::{OverdueAt, OverdueRenewals, midpoint};
+use self::overdue::{OverdueRenewals, midpoint};
 use crate::{
     core::{lease::Lease, lock_lost::LockLost},
     sys::clock::Moment,
@@ -51,7 +51,9 @@ struct Entry {
     hold_until: Moment,
     /// Key of this entry in `Schedule::ends`.
     end_at: Moment,
-    overdue_at: OverdueAt,
+    /// Time at which a renewal becomes overdue: half of the validity has passed. `NEVER` once that
+    /// is reported, and for leases that are not renewed.
+    overdue_at: Moment,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +95,7 @@ impl Schedule {
             was_renewed: false,
             hold_until,
             end_at,
-            overdue_at: OverdueAt::new(overdue_at),
+            overdue_at,
         };
         self.entries.insert(generation, entry);
         self.schedule_renewal(generation, renew_at);
@@ -105,7 +107,7 @@ impl Schedule {
         let entry = self.entries.remove(&generation)?;
         self.renewals.remove(&(entry.renew_at, generation));
         self.ends.remove(&(entry.end_at, generation));
-        self.overdue.stop(generation, &entry.overdue_at);
+        self.overdue.stop(generation, entry.overdue_at);
         Some(entry.lease)
     }
 
@@ -178,7 +180,7 @@ impl Schedule {
                 self.schedule_renewal(generation, Moment::NEVER);
                 let entry = self.entries.get_mut(&generation)?;
                 entry.was_renewed = true;
-                self.overdue.watch(generation, &entry.overdue_at);
+                self.overdue.watch(generation, entry.overdue_at);
                 Some((generation, entry.lease.clone()))
             })
             .collect();
@@ -219,8 +221,8 @@ impl Schedule {
     /// Stops watching a renewal. That of the next one becomes overdue at `at`. Returns the lease.
     fn reschedule_overdue(&mut self, generation: Generation, at: Moment) -> Option<Arc<Lease>> {
         let entry = self.entries.get_mut(&generation)?;
-        self.overdue.stop(generation, &entry.overdue_at);
-        entry.overdue_at = OverdueAt::new(at);
+        self.overdue.stop(generation, entry.overdue_at);
+        entry.overdue_at = at;
         Some(entry.lease.clone())
     }
 

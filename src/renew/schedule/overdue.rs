@@ -10,17 +10,6 @@ pub(super) fn midpoint(from: Moment, to: Moment) -> Moment {
     from.saturating_add(to.duration_since(from) / 2)
 }
 
-/// The time at which the renewal of a lease becomes overdue: half of the validity has passed.
-/// `NEVER` once that is reported, and for leases that are not renewed.
-#[derive(Debug)]
-pub(super) struct OverdueAt(Moment);
-
-impl OverdueAt {
-    pub(super) fn new(at: Moment) -> OverdueAt {
-        OverdueAt(at)
-    }
-}
-
 /// Leases whose renewal was sent and is not confirmed, by the time at which it becomes overdue.
 /// Other leases are not listed, because most locks are released before their first renewal.
 #[derive(Debug, Default)]
@@ -37,16 +26,16 @@ impl OverdueRenewals {
         due_by(&self.0, now)
     }
 
-    /// Begins to watch a lease whose renewal is tried.
-    pub(super) fn watch(&mut self, generation: Generation, at: &OverdueAt) {
-        if at.0 != Moment::NEVER {
-            self.0.insert((at.0, generation));
+    /// Begins to watch a lease whose renewal is tried, and becomes overdue at `at`.
+    pub(super) fn watch(&mut self, generation: Generation, at: Moment) {
+        if at != Moment::NEVER {
+            self.0.insert((at, generation));
         }
     }
 
     /// Stops watching a lease until its next renewal is tried.
-    pub(super) fn stop(&mut self, generation: Generation, at: &OverdueAt) {
-        self.0.remove(&(at.0, generation));
+    pub(super) fn stop(&mut self, generation: Generation, at: Moment) {
+        self.0.remove(&(at, generation));
     }
 
     pub(super) fn clear(&mut self) {
