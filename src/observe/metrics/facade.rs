@@ -130,8 +130,13 @@ fn gauges_of(values: Gauges) -> [(&'static str, &'static str, u64); 4] {
     [
         ("distlock_locks_held", "Locks held now", values.held),
         ("distlock_locks_waiting", "Acquisitions in progress", values.waiting),
-        ("distlock_nodes", "Servers", values.nodes),
-        ("distlock_nodes_reachable", "Servers not known to be unreachable", values.reachable),
+        ("distlock_nodes", "Servers; a cluster counts as one", values.nodes),
+        (
+            "distlock_nodes_reachable",
+            "Servers not known to be unreachable; a cluster counts as reachable while one of its \
+             nodes replies",
+            values.reachable,
+        ),
     ]
 }
 

@@ -51,22 +51,21 @@ fn lost_renewal_reply_does_not_stop_renewal_of_shorter_ttl() {
 }
 
 /// Goal: a failed batch of renewals does not affect the locks in the following batches. Method:
-/// replies to small batches are held back until more locks are due than fit into one batch. The
-/// first full batch then gets no reply.
+/// replies to small batches are held back until more locks are due than fit into one exchange. The
+/// connection is then reset during the first full batch.
 ///
 /// Fault: F24
 #[test]
 fn failed_renewal_batch_does_not_affect_the_next_ones() {
     // One exchange renews a thousand.
     const LOCKS: usize = 1_250;
-    let ttl = 18 * SECOND;
-    let (_server, proxy, mgr) =
-        server_behind_proxy(|url| config_long_timeouts(url).operation_timeout(2 * SECOND));
+    let ttl = 30 * SECOND;
+    let (_server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
     let renewed = |words: &[Vec<u8>]| {
         let count = |prefix: &[u8]| words.iter().filter(|word| word.starts_with(prefix)).count();
         if count(b"distlock:") > 0 { 0 } else { count(b"lock:n") }
     };
-    let full = proxy.on_request(move |words| renewed(words) == 100, Fault::DropReply);
+    let full = proxy.on_request(move |words| renewed(words) == 100, Fault::ResetAfterRequest);
     let smaller = proxy.on_request(move |words| renewed(words) > 0, Fault::HoldReply);
     let guards: Vec<_> =
         (0..LOCKS).map(|n| mgr.lock_with(&format!("n{n}"), &with_ttl(ttl)).unwrap()).collect();

@@ -129,7 +129,7 @@ mod facade {
 
     /// Locks, finds locks held, times out, fails, renews and loses.
     fn use_all(server: &RedisServer, mgr: &RedisMgr) {
-        let options = LockOptions::new().ttl(Duration::from_secs(1));
+        let options = LockOptions::new().ttl(Duration::from_secs(6));
         let guard = mgr.lock_with("orders:42", &options).unwrap();
         mgr.try_lock("orders:42").unwrap_err();
         eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() > 0);
@@ -204,10 +204,14 @@ mod facade {
         metrics::set_global_recorder(recorder.clone()).unwrap_or_else(|_| panic!("installed"));
         let server = RedisServer::start();
         let mgr = start(&server, |config| config.metrics_by_lock(true));
+        // The recorder gets the gauges last, and this one is one until the last export.
+        let last = format!("distlock_nodes_reachable server_address={}", mgr.server());
         use_all(&server, &mgr);
         drop(mgr);
         eventually("the last values have been passed on", TEST_TIMEOUT, || {
-            recorder.series().iter().any(|series| series.contains("outcome=lost"))
+            let is_lost = |series: &String| series.contains("outcome=lost");
+            let reachable = recorder.gauges.lock().get(&last).copied();
+            reachable == Some(0.0) && recorder.series().iter().any(is_lost)
         });
         // Without the labels of every metric, and of every lock.
         let mut labels: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
