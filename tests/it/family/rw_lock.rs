@@ -1,5 +1,7 @@
 //! Read-write locks: who may hold them together, downgrades, and what is refused.
 
+use std::thread;
+
 #[cfg(feature = "testing")]
 use distlock::testing::MemoryServer;
 use distlock::{HeldBy, LockError, LockKind, LockLost, RedisMgr, Released};
@@ -142,9 +144,6 @@ fn downgrade_of_a_lost_lock_reports_the_loss() {
     }
 }
 
-/// Promise: P12
-/// Fault: N179
-#[cfg(feature = "testing")]
 /// The proxy holds back the first request of the writer and cuts its connection, and the second one
 /// acquires the lock. The first one reaches the server after the downgrade has reported the loss.
 ///
@@ -170,6 +169,28 @@ fn late_request_after_a_lost_downgrade_leaves_no_lock() {
     await_gone(&server, "lock:x");
 }
 
+/// The request reaches the server when the writer has expired. Nobody else has removed the writer.
+///
+/// Fault: N234
+#[test]
+fn downgrade_that_arrives_after_the_lease_reports_its_expiry() {
+    let (server, proxy, mgr) = server_behind_proxy(config_long_timeouts);
+    let options = with_ttl(3 * SECOND).renew(false);
+    let writer = mgr.rw_lock("x").unwrap().write_with(&options).unwrap();
+    let late = proxy.on_request(contains("lock:x"), Fault::HoldRequest);
+    let downgrading = thread::spawn(move || writer.downgrade());
+    late.wait_fired();
+    await_gone(&server, "lock:x");
+    late.release();
+    match downgrading.join().unwrap() {
+        Err(LockError::Lost { why: LockLost::Expired, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Promise: P12
+/// Fault: N179
+#[cfg(feature = "testing")]
 #[test]
 fn downgrade_without_a_server_ends_the_hold() {
     let server = MemoryServer::new();
