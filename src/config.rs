@@ -228,7 +228,8 @@ impl Config {
     /// Of the threads that wait for a mutex, only one of each manager is in the servers' queue. The
     /// next one joins that queue, at its end, when the first has had the lock. So if locks are held
     /// for longer than this time, a manager with many waiting threads gets the lock as often as one
-    /// with a single thread that asks again and again. With zero, each thread has its own place.
+    /// with a single thread that asks again and again. With zero, each thread has its own place; so
+    /// it has with [`yield_to_others`](Self::yield_to_others), which turns this off.
     pub fn local_handover(mut self, window: Duration) -> Config {
         self.local_handover = window;
         self
@@ -288,7 +289,8 @@ impl Config {
     /// A manager that has already connected to a node waits for the end of its quarantine.
     ///
     /// For a single server without a quarantine, this does nothing. Of several nodes, all must be
-    /// reachable.
+    /// reachable. The call asks them one after the other, and may block for three operation
+    /// timeouts for each.
     ///
     /// # Errors
     ///
@@ -333,7 +335,8 @@ impl Config {
     ///   Each manager that uses the lock does this, and costs up to a fiftieth of the rate.
     ///
     /// The order of distlock's own queue does not change. A call that times out meanwhile names
-    /// `left free for other clients` as the holder. With several nodes, this setting has no effect.
+    /// `left free for other clients` as the holder. This setting turns
+    /// [`local_handover`](Self::local_handover) off. With several nodes, it has no other effect.
     pub fn yield_to_others(mut self, pause: Duration) -> Config {
         self.yield_to_others = pause;
         self

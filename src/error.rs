@@ -41,8 +41,9 @@ pub enum LockError {
     Timeout {
         /// The lock.
         name: String,
-        /// The holder at the end of the wait; `None` if the server did not reply, or if the lock is
-        /// about to go to a thread of this process.
+        /// The holder at the end of the wait. `None` if the servers reported none: the lock was
+        /// changing hands, or was about to go to a thread of this process, or the table of the
+        /// database was locked.
         holder: Option<Box<Holder>>,
         /// How long the caller waited.
         waited: Duration,

@@ -48,8 +48,9 @@ use crate::{
 ///
 /// # Dropping
 ///
-/// Bind the guard to a name, such as `_guard`: `let _ = mgr.lock("x")?;` drops it, and so releases
-/// the lock, at once. The compiler does not warn.
+/// Bind the guard to a name, such as `_guard`. These drop it, and so release the lock, before the
+/// work begins, and the compiler does not warn: `let _ = mgr.lock("x")?;`, `let Ok(_) =
+/// mgr.try_lock("x") else { return };`, and `if mgr.try_lock("x").is_ok() { work() }`.
 ///
 /// Dropping stops the renewal, then releases the lock on the server. It blocks for one round trip,
 /// at most for one [operation timeout](crate::Config::operation_timeout). If the server does not
@@ -339,16 +340,18 @@ impl LockGuard {
         manager.release(|inner, timeout| inner.release(held, timeout)).ok_or(LockError::Shutdown)?
     }
 
-    /// Releases the locks of several guards of one manager, the last one first. Returns the first
-    /// outcome that is not [`Released::Released`].
-    pub(crate) fn release_all(guards: &mut [LockGuard]) -> Result<Released> {
+    /// Has the locks of several guards of one manager released.
+    pub(crate) fn release_all(
+        guards: &mut [LockGuard],
+        release: impl FnOnce(&Manager, Vec<HeldLock>, Duration) -> Result<Released>,
+    ) -> Result<Released> {
         let parts: Option<Vec<_>> = guards.iter_mut().map(LockGuard::take_parts).collect();
         let (held, mut managers): (_, Vec<_>) = parts.ok_or(LockError::Forked)?.into_iter().unzip();
         // Only the last one may be the last guard of the manager.
         let Some(manager) = managers.pop() else { return Ok(Released::Released) };
         drop(managers);
         manager
-            .release(|inner, timeout| inner.release_all(held, timeout))
+            .release(|inner, timeout| release(inner, held, timeout))
             .ok_or(LockError::Shutdown)?
     }
 

@@ -25,7 +25,9 @@ use crate::{
 const NAMES_MAX: usize = 1_000;
 
 /// Several locks, held together: from [`RedisMgr::lock_all`](crate::RedisMgr::lock_all) and the
-/// like. Dropping it releases them, in the reverse order of their acquisition.
+/// like. Dropping it releases them, in the reverse order of their acquisition, and blocks for at
+/// most one [operation timeout](crate::Config::operation_timeout): what is not released by then is
+/// released as after a failed [release](LockGuard#dropping).
 ///
 /// If one of the locks is lost, all count as lost.
 ///
@@ -171,11 +173,11 @@ impl MultiGuard {
     ///
     /// As for [`LockGuard::release`].
     pub fn release(mut self) -> Result<Released> {
-        LockGuard::release_all(&mut std::mem::take(&mut self.guards))
+        LockGuard::release_all(&mut std::mem::take(&mut self.guards), Manager::release_all)
     }
 
     /// Releases all locks in the background. See [`LockGuard::release_later`]. In a database, this
-    /// blocks like [`release`](Self::release).
+    /// blocks as dropping the guard does.
     pub fn release_later(mut self) {
         release_later(std::mem::take(&mut self.guards));
     }
@@ -193,7 +195,7 @@ fn release_later(mut guards: Vec<LockGuard>) {
 
 /// Releases locks for a caller that does not need the outcome.
 fn release_on_drop(guards: &mut [LockGuard]) {
-    match LockGuard::release_all(guards) {
+    match LockGuard::release_all(guards, Manager::release_all_within) {
         Ok(_) | Err(LockError::Forked | LockError::Shutdown) => {}
         Err(error) => log_safely!(warn, "{error}"),
     }

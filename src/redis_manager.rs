@@ -260,7 +260,8 @@ impl RedisMgr {
     /// Acquires the lock for code ported from a C++ `acquireLock(name, lockTimeout,
     /// acquireTimeout)`.
     ///
-    /// `lock_timeout` is the ttl of the lease. The call waits for at most `acquire_timeout`.
+    /// `lock_timeout` is the ttl of the lease. The call waits for at most `acquire_timeout`, then
+    /// one [operation timeout](crate::Config::operation_timeout) for the server.
     /// Returns the lock's identifier, or `None` if the lock did not become free in that time. The
     /// lock is renewed until [`release_lock`](Self::release_lock) or [`shutdown`](Self::shutdown).
     ///
@@ -281,7 +282,8 @@ impl RedisMgr {
     }
 
     /// Releases a lock that [`acquire_lock`](Self::acquire_lock) acquired, by its identifier.
-    /// Returns true if the lock was held under `id` until now.
+    /// Returns true if the lock was held under `id` until now. Blocks for at most one [operation
+    /// timeout](crate::Config::operation_timeout).
     ///
     /// A wrong identifier changes nothing, neither the lock nor its renewal. The identifier may
     /// come from another process.

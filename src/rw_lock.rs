@@ -71,7 +71,8 @@ impl RwLock {
     }
 
     /// Acquires the lock for reading if no writer has it and no other client waits for it. Does not
-    /// wait.
+    /// wait for it: blocks for at most one [operation
+    /// timeout](crate::Config::operation_timeout).
     ///
     /// # Errors
     ///
@@ -81,7 +82,8 @@ impl RwLock {
         self.try_read_for(Duration::ZERO)
     }
 
-    /// Acquires the lock for reading. Waits for at most `wait`.
+    /// Acquires the lock for reading. Waits for at most `wait`, then one [operation
+    /// timeout](crate::Config::operation_timeout) for the server.
     ///
     /// # Errors
     ///
@@ -109,7 +111,8 @@ impl RwLock {
         self.write_with(&LockOptions::new())
     }
 
-    /// Acquires the lock for writing if it is free. Does not wait.
+    /// Acquires the lock for writing if it is free. Does not wait for it: blocks for at most one
+    /// [operation timeout](crate::Config::operation_timeout).
     ///
     /// # Errors
     ///
@@ -119,7 +122,8 @@ impl RwLock {
         self.try_write_for(Duration::ZERO)
     }
 
-    /// Acquires the lock for writing. Waits for at most `wait`.
+    /// Acquires the lock for writing. Waits for at most `wait`, then one [operation
+    /// timeout](crate::Config::operation_timeout) for the server.
     ///
     /// # Errors
     ///

@@ -78,7 +78,8 @@ impl Semaphore {
         self.acquire_many(1)
     }
 
-    /// Acquires a permit if one is free and no other client waits for one. Does not wait.
+    /// Acquires a permit if one is free and no other client waits for one. Does not wait for one:
+    /// blocks for at most one [operation timeout](crate::Config::operation_timeout).
     ///
     /// # Errors
     ///
@@ -87,7 +88,8 @@ impl Semaphore {
         self.try_acquire_for(Duration::ZERO)
     }
 
-    /// Acquires a permit. Waits for at most `wait`.
+    /// Acquires a permit. Waits for at most `wait`, then one [operation
+    /// timeout](crate::Config::operation_timeout) for the server.
     ///
     /// # Errors
     ///

@@ -26,9 +26,10 @@ use crate::{
 /// How the server is named in messages.
 const LABEL: &str = "memory";
 
-/// A lock server in memory, for tests: no Redis, no sockets, no set-up. Its managers do everything
-/// that managers of a Redis server do, with the same code: they wait in the queue, renew, lose
-/// locks, and report events. Only the server is replaced, by one in this process.
+/// A lock server in memory, for tests: no Redis, no sockets, no set-up. Its managers run the same
+/// code as managers of a Redis server: they wait in the queue, renew, lose locks, and report
+/// events. Only the server is replaced, by one in this process, and with it what concerns
+/// connections.
 ///
 /// Clones share the server. Each manager behaves like one of another process. Names are those of
 /// locks, with the default [prefix](Config::prefix).
@@ -125,10 +126,13 @@ impl MemoryServer {
         self.manager_with(|config| config)
     }
 
-    /// Creates a manager. Settings that are about connections have no effect, and
-    /// [`local_handover`](Config::local_handover) is off unless it is set: a window would stay open
-    /// while the clock is stopped. Its [`connection`](RedisMgr::connection) fails, because there is
-    /// none.
+    /// Creates a manager. [`local_handover`](Config::local_handover) is off unless it is set: a
+    /// window would stay open while the clock is stopped. There are no connections and no other
+    /// servers, so settings about connections have no effect, nor have
+    /// [`quarantine`](Config::quarantine), [`replicas`](Config::replicas) and
+    /// [`yield_to_others`](Config::yield_to_others), [`HandleEvent`](crate::HandleEvent) is not
+    /// called for an unreachable or reconnected server, and [`connection`](RedisMgr::connection)
+    /// fails.
     ///
     /// # Panics
     ///

@@ -35,8 +35,9 @@ pub(crate) trait GrantStream: Send + fmt::Debug {
 pub(crate) enum StreamEvent {
     /// A grant message for the claim with this id.
     Grant(Box<str>, GrantNotice),
-    /// The subscription for locks with such keys is new, so grants may have been missed.
-    Resubscribed(Box<dyn Fn(&str) -> bool + Send>),
+    /// The subscription for locks with such keys has ended or is new: grants may have been missed,
+    /// or the server may be unreachable.
+    SubscriptionChanged(Box<dyn Fn(&str) -> bool + Send>),
 }
 
 /// Ends a read early, from any thread.

@@ -16,6 +16,12 @@ pub(crate) trait LeaseRenewals {
     /// the servers reply. May extend their deadlines, but does not shorten them.
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport;
 
+    /// Whether the server of this lease, one of several with different locks, failed when it was
+    /// last asked. Leases of the other servers then come first.
+    fn is_at_failing_server(&self, _lease: &Lease) -> bool {
+        false
+    }
+
     /// Maximum number of requests that one call of [`renew`](Self::renew) sends to a server.
     fn requests_max(&self) -> usize {
         1
@@ -59,6 +65,8 @@ pub(crate) struct RenewalReport {
     pub(crate) renewals: Vec<Renewal>,
     /// Why the servers did not confirm the request as a whole.
     pub(crate) failure: Option<BackendError>,
+    /// If they did: why too few of them confirmed some of the leases.
+    pub(crate) too_few: Option<BackendError>,
     /// A refusal that a single lock may have caused: smaller requests may succeed.
     pub(crate) refusal: Option<String>,
     /// The request was sent, and no reply came in time: smaller requests may succeed.

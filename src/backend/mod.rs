@@ -94,15 +94,20 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// `was_held` says whether the lease was valid until now.
     fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport;
 
-    /// Does the same for several leases: in one exchange within `timeout` if this backend can, and
-    /// otherwise one after the other, each within `timeout`, until one fails. Returns the reports
-    /// in their order.
-    fn release_leases(&self, leases: &[(&Lease, bool)], timeout: Duration) -> Vec<ReleaseReport> {
-        let mut timeout = timeout;
+    /// Does the same for several leases: in one exchange if this backend can, and otherwise one
+    /// after the other, until one fails. `deadline` returns the deadline of a release that begins
+    /// now. Returns the reports in their order.
+    fn release_leases(
+        &self,
+        leases: &[(&Lease, bool)],
+        deadline: &dyn Fn() -> Moment,
+    ) -> Vec<ReleaseReport> {
+        let mut has_failed = false;
         let release = |&(lease, was_held): &(&Lease, bool)| {
-            let report = self.release_lease(lease, was_held, clock::now().saturating_add(timeout));
             // After a failure there is no time for the others any more.
-            timeout = if report.result.is_ok() { timeout } else { Duration::ZERO };
+            let until = if has_failed { clock::now() } else { deadline() };
+            let report = self.release_lease(lease, was_held, until);
+            has_failed |= report.result.is_err();
             report
         };
         leases.iter().map(release).collect()

@@ -240,7 +240,8 @@ impl Holder {
 
     /// Returns the number of waiters at the server; `None` if it was not asked for it. Threads of
     /// one manager that wait for the same lock are one waiter, unless
-    /// [`Config::local_handover`](crate::Config::local_handover) is off.
+    /// [`Config::local_handover`](crate::Config::local_handover) is off, which
+    /// [`Config::yield_to_others`](crate::Config::yield_to_others) does too.
     pub fn waiters(&self) -> Option<u64> {
         self.waiters
     }

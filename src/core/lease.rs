@@ -288,8 +288,8 @@ impl Lease {
         if end.is_some() || now >= self.deadline() {
             return false;
         }
-        // Do not store zero, which marks a lease that has ended.
-        self.deadline.store(deadline.as_nanos().max(1), Ordering::Release);
+        // A lease that too few nodes keep expires now, and was valid until now.
+        self.deadline.store(deadline.max(now).as_nanos(), Ordering::Release);
         true
     }
 

@@ -40,7 +40,11 @@ impl LockError {
                     Some(holder) => {
                         write!(f, "it {} (according to {server})", holder.hold_clause())
                     }
-                    None => write!(f, "its holder is unknown, because {server} did not reply"),
+                    None => write!(
+                        f,
+                        "{server} did not report a holder, as while the lock changes hands, or \
+                         while its table is locked"
+                    ),
                 }
             }
             LockError::Unavailable { action, name, server, cause, .. } => {

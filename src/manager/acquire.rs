@@ -102,17 +102,17 @@ impl Manager {
         let is_local = is_local && !is_kept;
         let turn = match self.acquirer.outage(&claim) {
             Some(error) => Err(error),
-            None => {
-                self.complete_releases([&claim.key], since);
-                self.await_local_turn(&claim, params, is_local, since)
-            }
+            None => self.await_local_turn(&claim, params, is_local, since),
         };
         let (representative, waited_locally) = match turn {
             Ok(LocalTurn::Taken(handed)) => {
                 let held = self.take_over(handed, &claim, wait_span);
                 return self.ensure_held(held, left());
             }
-            Ok(LocalTurn::Asks { representative, has_waited }) => (representative, has_waited),
+            Ok(LocalTurn::Asks { representative, has_waited }) => {
+                self.complete_releases([&claim.key]);
+                (representative, has_waited)
+            }
             Err(error) => {
                 observer.not_acquired(name, &claim.id, wait_span.end("not acquired"), &error);
                 return Err(error);

@@ -10,7 +10,11 @@ use crate::{
     backend::ReservedPlaces,
     config::{LockOptions, LockParams},
     core::{
-        cancel::CancelToken, claim::Claim, id::generate_lock_ids, key::LockKey, kind::LockKind,
+        cancel::CancelToken,
+        claim::Claim,
+        id::{generate_lock_id, generate_lock_ids},
+        key::LockKey,
+        kind::LockKind,
     },
     error::{Action, LockError, Result},
     observe::{WaitSpan, event::TimedOutEvent},
@@ -92,11 +96,18 @@ impl Manager {
         }
         let (since, cancel) = (clock::now(), params.cancel.as_ref());
         self.backend.reserve(locks, until, cancel).map_err(|error| {
-            if cancel.is_some_and(CancelToken::is_cancelled) {
-                let name = keys.first().map(|key| key.name().to_owned()).unwrap_or_default();
-                return LockError::Cancelled { name, waited: clock::now().duration_since(since) };
-            }
-            self.backend.lock_error(error, Action::Acquire, None)
+            // The first of the names stands for all.
+            let name = keys.first().map(LockKey::name).unwrap_or_default();
+            let waited = clock::now().duration_since(since);
+            let error = if cancel.is_some_and(CancelToken::is_cancelled) {
+                LockError::Cancelled { name: name.to_owned(), waited }
+            } else {
+                self.backend.lock_error(error, Action::Acquire, Some(name))
+            };
+            let id = generate_lock_id();
+            self.observer.attempted(name, &id, params.wait);
+            self.observer.not_acquired(name, &id, waited, &error);
+            error
         })
     }
 
@@ -111,7 +122,7 @@ impl Manager {
         if self.backend.releases_in_background() {
             held.into_iter().rev().for_each(|lock| report(self.give_up(lock, true, timeout)));
         } else {
-            report(self.release_all(held, timeout).map(drop));
+            report(self.release_all_within(held, timeout).map(drop));
         }
     }
 
@@ -141,7 +152,7 @@ impl Manager {
             self.report_not_acquired(&claims, spans, &error);
             return Err(error);
         }
-        self.complete_releases(claims.iter().map(|claim| &claim.key), began);
+        self.complete_releases(claims.iter().map(|claim| &claim.key));
         let grants = match observer.shield(|| self.acquirer.run_all(&claims, call_deadline)) {
             Ok(grants) => grants,
             Err(failed) => {

@@ -148,14 +148,10 @@ impl Manager {
     }
 
     /// Completes the releases of these locks that run in the background, so that an acquisition
-    /// does not find a lock held by its own manager. Gives up half an operation timeout after the
-    /// start of the call, or when one cannot be completed.
-    pub(super) fn complete_releases<'a>(
-        &self,
-        keys: impl IntoIterator<Item = &'a LockKey>,
-        since: Moment,
-    ) {
-        let deadline = since.saturating_add(self.operation_timeout() / 2);
+    /// does not find a lock held by its own manager. Gives up after half an operation timeout, or
+    /// when one cannot be completed.
+    pub(super) fn complete_releases<'a>(&self, keys: impl IntoIterator<Item = &'a LockKey>) {
+        let deadline = clock::now().saturating_add(self.operation_timeout() / 2);
         let pending = |key: &LockKey| self.cleaner.pending_releases(key.lock_key());
         for lease in keys.into_iter().flat_map(pending) {
             let release = || self.backend.complete_release(&lease, deadline);

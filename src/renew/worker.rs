@@ -88,6 +88,7 @@ impl Worker {
 
     fn renew(&mut self, mut due: Vec<Due>) {
         let mut logged = Logged::default();
+        due.sort_by_cached_key(|(_, lease)| self.renewals.is_at_failing_server(lease));
         while !due.is_empty() {
             let together = self.batch_size.exchange_max(self.renewals.requests_max());
             let rest = due.split_off(due.len().min(together));
@@ -144,7 +145,7 @@ impl Worker {
         }
         let leases: Vec<_> = batch.iter().map(|(_, lease)| lease).collect();
         let deadlines: Vec<_> = leases.iter().map(|lease| lease.deadline()).collect();
-        let RenewalReport { renewals, failure, refusal, timed_out } =
+        let RenewalReport { renewals, failure, too_few, refusal, timed_out } =
             self.exchange(least_left, |renewals, limits| renewals.renew(&leases, limits));
         if timed_out {
             self.batch_size.on_timed_out(batch.len());
@@ -177,23 +178,20 @@ impl Worker {
             self.renew_batch(others, logged);
             return true;
         }
+        let went_well = failure.is_none();
+        let error = failure.or(too_few);
         let mut failed = Vec::new();
         for ((one, renewal), deadline) in batch.into_iter().zip(renewals).zip(deadlines) {
-            if !self.apply_renewal(one, began, deadline, renewal, failure.as_ref()) {
+            if !self.apply_renewal(one, began, deadline, renewal, error.as_ref()) {
                 failed.push(&one.1);
             }
         }
-        let cause = failure.map(|error| error.to_string());
-        if let Some(why) = &cause
-            && !failed.is_empty()
-            && !mem::replace(&mut logged.failure, true)
-        {
-            let (server, locks) = (self.context.backend.label(), failed.len());
-            log_safely!(warn, "could not renew {locks} locks at {server}: {why}");
-        }
-        let went_well = cause.is_none();
         if !failed.is_empty() {
-            let why = cause.unwrap_or_else(|| "too few nodes confirmed it".into());
+            let why = error.map_or_else(|| "no reply in time".into(), |error| error.to_string());
+            if !went_well && !mem::replace(&mut logged.failure, true) {
+                let (server, locks) = (self.context.backend.label(), failed.len());
+                log_safely!(warn, "could not renew {locks} locks at {server}: {why}");
+            }
             self.report_failure(&failed, &why.into());
         }
         went_well

@@ -317,7 +317,7 @@ impl GrantListener {
                 Ok(Some(StreamEvent::Grant(id, notice))) => {
                     self.registry.deliver(&id, notice);
                 }
-                Ok(Some(StreamEvent::Resubscribed(concerns))) => {
+                Ok(Some(StreamEvent::SubscriptionChanged(concerns))) => {
                     self.registry.wake_where(&*concerns)
                 }
                 Ok(None) => {}

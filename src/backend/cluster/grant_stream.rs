@@ -226,6 +226,10 @@ impl ClusterGrantStream {
 
     fn on_link_failure(&mut self, number: u64, now: Moment) {
         let Some(mut link) = self.links.remove(&number) else { return };
+        // All waiters must notice an outage now, because each fails at a time that counts from its
+        // own first failure.
+        let slots = self.slots.iter().filter(|(_, at)| **at == number).map(|(slot, _)| *slot);
+        self.report_changed(slots.collect());
         self.drop_link(number);
         self.router.on_unavailable(&link.part);
         link.failures = link.failures.saturating_add(1);
@@ -284,9 +288,14 @@ impl ClusterGrantStream {
                 self.read_link(number, now, &mut resubscribed);
             }
         }
-        if !resubscribed.is_empty() {
-            let concerns = move |lock: &str| resubscribed.contains(&slot_of(lock));
-            self.events.push_back(StreamEvent::Resubscribed(Box::new(concerns)));
+        self.report_changed(resubscribed);
+    }
+
+    /// Has the waiters for locks of these slots ask for them.
+    fn report_changed(&mut self, slots: BTreeSet<u16>) {
+        if !slots.is_empty() {
+            let concerns = move |lock: &str| slots.contains(&slot_of(lock));
+            self.events.push_back(StreamEvent::SubscriptionChanged(Box::new(concerns)));
         }
     }
 

@@ -1,7 +1,12 @@
 //! `ClusterRenewals`: renews leases on the nodes of their slots. Each lock has a request of its
 //! own, because a script may use the keys of one slot only; those to one node share a round trip.
 
-use std::{cmp::Reverse, collections::BTreeMap, slice, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    slice,
+    sync::Arc,
+};
 
 use super::{cluster_node::Part, redirect_reply::Redirect, router::Router};
 use crate::{
@@ -26,11 +31,13 @@ pub(super) struct ClusterRenewals {
     router: Arc<Router>,
     /// By the number of the node. Each opens when it is first used.
     connections: BTreeMap<u64, Connection>,
+    /// Numbers of the nodes that failed when they were last asked.
+    failing: BTreeSet<u64>,
 }
 
 impl ClusterRenewals {
     pub(super) fn new(router: Arc<Router>) -> ClusterRenewals {
-        ClusterRenewals { router, connections: BTreeMap::new() }
+        ClusterRenewals { router, connections: BTreeMap::new(), failing: BTreeSet::new() }
     }
 
     /// Renews leases on one node. Adds those that another node must be asked about to `exchanges`.
@@ -66,6 +73,7 @@ impl ClusterRenewals {
             match result {
                 Ok(Exchange { sent, reply: (_, replies) }) => {
                     self.router.on_reply();
+                    self.failing.remove(&part.number);
                     for reply in replies {
                         report.renewals[*at] = conclude(leases[*at], sent, renewal.ttl(), reply);
                     }
@@ -73,6 +81,9 @@ impl ClusterRenewals {
                 Err(failure) => {
                     timed_out |= failure.is_timeout() && failure.outcome_unknown;
                     let redirect = self.router.note(&failure, &part);
+                    if matches!(redirect, Redirect::Unavailable) {
+                        self.failing.insert(part.number);
+                    }
                     let next = self.next_node(leases[*at], &redirect);
                     if let Some((part, is_asking)) = next.filter(|_| redirects + 1 < ASKED_MAX) {
                         add_to(exchanges, part, is_asking, redirects + 1, *at);
@@ -140,6 +151,7 @@ impl LeaseRenewals for ClusterRenewals {
         let mut report = RenewalReport {
             renewals: leases.iter().map(unconfirmed).collect(),
             failure: None,
+            too_few: None,
             refusal: None,
             timed_out: false,
         };
@@ -173,9 +185,21 @@ impl LeaseRenewals for ClusterRenewals {
         }
         report.timed_out = is_too_much(timed_out, exchanged);
         self.connections.retain(|number, _| self.router.has_part(*number));
+        self.failing.retain(|number| self.router.has_part(*number));
         // On another thread, because leases of other nodes may fall due meanwhile.
         self.router.begin_refresh();
         report
+    }
+
+    fn is_at_failing_server(&self, lease: &Lease) -> bool {
+        // Otherwise, nobody need look for the owner.
+        !self.failing.is_empty()
+            && lease
+                .claim
+                .key
+                .slot()
+                .and_then(|slot| self.router.known_owner(slot).ok())
+                .is_some_and(|part| self.failing.contains(&part.number))
     }
 
     fn reset(&mut self) {

@@ -93,7 +93,7 @@ impl LeaseRenewals for MySqlRenewals {
         }
         let error = || NodeError::outcome_unknown(NodeErrorKind::TimedOut);
         let failure = timed_out.then(|| BackendError::Node(error()));
-        RenewalReport { renewals, failure, refusal: None, timed_out: false }
+        RenewalReport { renewals, failure, too_few: None, refusal: None, timed_out: false }
     }
 
     fn reset(&mut self) {

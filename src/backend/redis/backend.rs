@@ -159,8 +159,11 @@ impl Backend for RedisBackend {
         Ok(Box::new(stream))
     }
 
-    fn release_leases(&self, leases: &[(&Lease, bool)], timeout: Duration) -> Vec<ReleaseReport> {
-        let deadline = clock::now().saturating_add(timeout);
+    fn release_leases(
+        &self,
+        leases: &[(&Lease, bool)],
+        deadline: &dyn Fn() -> Moment,
+    ) -> Vec<ReleaseReport> {
         let ask_all = |requests: &[Release<'_>], until| {
             let check = &mut |_| Some(Moment::NEVER);
             let mut limits = ExchangeLimits { deadline: until, connect_by: until, check };
@@ -173,7 +176,7 @@ impl Backend for RedisBackend {
             };
             self.pool.with_connections(until, ask).unwrap_or_default()
         };
-        release_all_on_one_server(leases, self.yielding.as_ref(), deadline, ask_all)
+        release_all_on_one_server(leases, self.yielding.as_ref(), deadline(), ask_all)
     }
 
     fn acquires_all(&self, _: &[LockKey]) -> bool {

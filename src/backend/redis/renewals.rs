@@ -93,6 +93,7 @@ pub(crate) fn renew_on_one_server(
     let mut report = RenewalReport {
         renewals: leases.iter().map(unconfirmed).collect(),
         failure: None,
+        too_few: None,
         refusal: None,
         timed_out: false,
     };

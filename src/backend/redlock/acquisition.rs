@@ -35,7 +35,7 @@ use crate::{
     core::{
         claim::{Grant, GrantNotice, Residue},
         node_answer::Vote,
-        quorum::{NodeDeadlines, NodeSet, Verdict, agreed_token},
+        quorum::{NodeDeadlines, NodeSet, Verdict, agreed_token, prevents_quorum},
         token::FencingToken,
         validity::{deadline_from_sent, needs_immediate_confirmation, request_timeout},
     },
@@ -300,6 +300,17 @@ impl<'a> QuorumAcquisition<'a> {
         }
     }
 
+    /// Whether nobody has the lock, or can get it, because too many nodes are in quarantine.
+    fn is_prevented_by_quarantine(&self, round: &Round) -> bool {
+        let is_quarantined = |node: &usize| {
+            let sent = round.sent_at(*node);
+            sent.is_some_and(|sent| self.redlock.node(*node).quarantine_left(sent).is_some())
+        };
+        let nodes = self.redlock.len();
+        let quarantined = (0..nodes).filter(is_quarantined).count();
+        round.is_split() && prevents_quorum(quarantined, nodes)
+    }
+
     /// Handles a round that was lost to other contenders.
     fn on_rejected(&mut self, mode: AcquireMode, round: &Round) -> Contention {
         self.lost_rounds.add(round.asked_all);
@@ -355,8 +366,12 @@ impl Acquisition for QuorumAcquisition<'_> {
         }
         match round.verdict {
             Verdict::Granted => self.on_quorum(&round),
-            Verdict::Rejected => Answer::Contended(self.on_rejected(mode, &round)),
-            Verdict::Pending | Verdict::NoQuorum => self.failed(round.into_error(self.redlock)),
+            Verdict::Rejected if !self.is_prevented_by_quarantine(&round) => {
+                Answer::Contended(self.on_rejected(mode, &round))
+            }
+            Verdict::Rejected | Verdict::Pending | Verdict::NoQuorum => {
+                self.failed(round.into_error(self.redlock))
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use crate::{
         CleanupLimits, ResidueCleaner,
         error::BackendError,
         redis::{
-            CHECK_INTERVAL, Exchange, PIPELINE_MAX, Request,
+            CHECK_INTERVAL, Exchange, NodeError, NodeErrorKind, PIPELINE_MAX, Request,
             requests_and_replies::{Ping, Release, ReleaseReply},
         },
     },
@@ -44,12 +44,18 @@ impl ResidueCleaner for QuorumCleaner {
             matches!(limits, CleanupLimits::Unless(_))
                 && self.redlock.node(*node).health.is_backing_off(now)
         };
-        let mut unreachable = self.redlock.all_nodes().iter().filter(is_skipped).collect();
-        let mut error = None;
+        let skipped: NodeSet = self.redlock.all_nodes().iter().filter(is_skipped).collect();
+        let (mut unreachable, mut error) = (skipped, None);
         for batch in residues.chunks_mut(PIPELINE_MAX) {
             error = self.release_batch(batch, &mut unreachable, limits).or(error);
         }
-        error
+        let is_left =
+            |(_, residue): &(&Claim, &mut Residue)| !residue.nodes.intersection(skipped).is_empty();
+        error.or_else(|| {
+            let kind = NodeErrorKind::BackingOff;
+            let failure = NodeError { outcome_unknown: false, kind };
+            residues.iter().any(is_left).then_some(BackendError::Node(failure))
+        })
     }
 
     fn close(&mut self) {

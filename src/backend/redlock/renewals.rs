@@ -125,9 +125,13 @@ impl LeaseRenewals for QuorumRenewals {
             }
             self.conclude(lease, tally)
         });
-        let renewals = renewals.collect();
+        let renewals: Vec<_> = renewals.collect();
         if quorum {
-            return RenewalReport { renewals, failure: None, refusal: None, timed_out: false };
+            let is_unconfirmed = |renewal: &Renewal| matches!(renewal, Renewal::Unconfirmed { .. });
+            let too_few = renewals.iter().position(is_unconfirmed);
+            let too_few = too_few.map(|at| self.too_few(at, responses));
+            let (failure, refusal, timed_out) = (None, None, false);
+            return RenewalReport { renewals, failure, too_few, refusal, timed_out };
         }
         let refusal = responses.by_node.iter().find_map(|response| match response {
             Response::Failed(failure) => refusal_of_one_lock(failure),
@@ -135,7 +139,7 @@ impl LeaseRenewals for QuorumRenewals {
         });
         let timed_out = !responses.timed_out().intersection(responses.outcome_unknown()).is_empty();
         let failure = BackendError::from_responses(&redlock, responses, |_| "renewed".into());
-        RenewalReport { renewals, failure: Some(failure), refusal, timed_out }
+        RenewalReport { renewals, failure: Some(failure), too_few: None, refusal, timed_out }
     }
 
     fn repair(&mut self, mut limits: RenewalLimits<'_>) -> Option<Vec<LeaseResidue>> {
@@ -216,18 +220,45 @@ impl QuorumRenewals {
         responses
     }
 
+    /// Why too few nodes confirmed the lease at this place of the request.
+    fn too_few(&self, at: usize, mut responses: Responses<(u64, Vec<RenewReply>)>) -> BackendError {
+        for (node, response) in responses.by_node.iter().enumerate() {
+            if let Response::Replied(exchange) = response
+                && !self.votes_at(node, exchange.sent)
+            {
+                responses.votes[node] = Some(Vote::Unknown);
+            }
+        }
+        BackendError::from_responses(&self.redlock, responses, |(_, replies)| {
+            match replies.get(at) {
+                Some(RenewReply::Renewed) => "renewed".into(),
+                _ => "does not keep the lock".into(),
+            }
+        })
+    }
+
     /// What the replies amount to for one lease.
     fn conclude(&self, lease: &Lease, tally: Tally) -> Renewal {
         let valid_until = lease.node_deadlines.lock().valid_until();
         match valid_until {
             // A minority of nodes may still keep the lock.
             None => Renewal::Lost { why: tally.loss, leaves_residue: true },
+            // Lost on a node that the quorum could not do without, because others never confirmed.
+            Some(until) if tally.reports_loss() && is_ended_by(until, lease) => {
+                Renewal::Lost { why: tally.loss, leaves_residue: true }
+            }
             Some(until) if tally.confirmed.len() >= self.redlock.quorum_size() => {
                 Renewal::Confirmed { until, sent: tally.first_sent }
             }
             Some(until) => Renewal::Unconfirmed { until },
         }
     }
+}
+
+/// Whether a lease that was valid until now ends because it is valid until `until` only.
+fn is_ended_by(until: Moment, lease: &Lease) -> bool {
+    let now = clock::now();
+    until <= now && now < lease.deadline()
 }
 
 /// A node that has missed the downgrade of a writer still reports it as the holder: the reader is

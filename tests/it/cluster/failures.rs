@@ -212,3 +212,62 @@ fn cluster_counts_as_reachable_while_a_node_replies() {
     drop(lock_eventually(&mgr, name));
     assert_eq!(reachable(), 1);
 }
+
+/// Goal: renewals at a node that hangs, of which there are always some, leave time for others.
+/// Method: more locks are at that node than one request renews after a timeout, and all are due.
+///
+/// Fault: N175
+/// Promise: P8
+#[test]
+fn many_locks_of_a_hung_node_delay_no_renewal_elsewhere() {
+    const LOCKS: usize = 40;
+    let cluster = Cluster::start_with(3, false, &partial_coverage);
+    let mgr = RedisMgr::new(config(&cluster).ttl(4 * TEST_TIMEOUT)).unwrap();
+    let hanging = cluster.owner(slot(&cluster, "{x}"));
+    let held: Vec<_> = (0..LOCKS).map(|n| mgr.lock(&format!("{{x}}{n}")).unwrap()).collect();
+    let is_elsewhere = |name: &&&str| cluster.owner(slot(&cluster, name)).port() != hanging.port();
+    let name = NAMES.iter().find(is_elsewhere).expect("the locks are on all nodes");
+    // Its lease ends last, so it would come after all others.
+    let short = mgr.lock(name).unwrap();
+    // The connection of the renewer is open, so the next request has no reply.
+    held[0].renew().unwrap();
+    hanging.stop();
+    std::thread::scope(|threads| {
+        for guard in &held {
+            threads.spawn(|| guard.renew().unwrap_err());
+        }
+    });
+    let renewed = mgr.metrics().renewals();
+    eventually("the other lock is renewed", TEST_TIMEOUT, || {
+        // The call may give up while the renewer still waits for the hung node.
+        let _ = short.renew();
+        mgr.metrics().renewals() > renewed
+    });
+    // Otherwise the releases would wait for it.
+    hanging.cont();
+}
+
+/// Fault: N121
+/// Promise: P6
+#[test]
+fn waiters_for_a_permit_all_report_an_unreachable_node() {
+    let cluster = Cluster::start_with(3, false, &partial_coverage);
+    let config = config_short_timeout(cluster.url()).ttl(CALL_LIMIT + 2 * SECOND);
+    let mgr = RedisMgr::new(config).unwrap();
+    let semaphore = mgr.semaphore("s", 1).unwrap();
+    let permit = semaphore.try_acquire().unwrap();
+    let (sender, results) = std::sync::mpsc::channel();
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| sender.send(semaphore.acquire().map(drop)).unwrap());
+        }
+        await_waiting(&mgr, "s", 4);
+        cluster.owner(slot(&cluster, "s")).kill();
+        for nth in 0..4 {
+            let limit = if nth == 0 { 4 * CALL_LIMIT } else { CALL_LIMIT };
+            let result = results.recv_timeout(limit).expect("the calls end together");
+            assert!(result.unwrap_err().is_unavailable());
+        }
+    });
+    drop(permit);
+}

@@ -2,7 +2,9 @@
 
 use std::{thread, time::Duration};
 
-use distlock::{LockError, LockGuard, LockLost, LockOptions, RedisMgr, testing::MemoryServer};
+use distlock::{
+    LockError, LockGuard, LockLost, LockOptions, MultiGuard, RedisMgr, testing::MemoryServer,
+};
 
 use super::ends;
 use crate::{
@@ -225,4 +227,58 @@ fn two_shutdowns_on_other_threads_end_as_time_passes() {
         server.resume();
         assert!(!server.manager().is_locked("x").unwrap());
     });
+}
+
+/// The locks are released one by one, and each reply takes less than the timeout.
+///
+/// Fault: N261
+/// Promise: P6
+#[test]
+fn guard_of_many_locks_is_dropped_within_one_timeout() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    let names: Vec<_> = (0..10).map(|n| format!("n{n}")).collect();
+    let ends: [(u32, fn(MultiGuard)); 2] =
+        [(1, drop), (3, |all| all.release().unwrap().unwrap_released())];
+    for (seconds, end) in ends {
+        let all = mgr.lock_all(&names).unwrap();
+        server.slow(3 * REPLY_DELAY);
+        let (took, ()) = time_of(&server, || end(all));
+        server.resume();
+        assert_eq!(took, seconds * SECOND, "{seconds}");
+        // The rest is released in the background.
+        server.advance(5 * SECOND);
+        let other = server.manager();
+        names.iter().for_each(|name| drop(other.try_lock(name).unwrap()));
+    }
+}
+
+/// It must not overtake the others, so it does not complete a release for itself.
+///
+/// Fault: N172
+/// Promise: P6
+#[test]
+fn try_lock_behind_others_takes_one_timeout() {
+    let server = MemoryServer::new();
+    let window = Duration::from_millis(1);
+    let mgr = server.manager_with(|config| config.local_handover(window));
+    let guard = mgr.lock("x").unwrap();
+    server.advance(SECOND); // the window is closed
+    let waiting: Vec<_> = (1..=2)
+        .map(|waiters| {
+            let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+            eventually("it waits", TEST_TIMEOUT, || mgr.metrics().waiting() == waiters);
+            waiting
+        })
+        .collect();
+    let (took, error) = time_of(&server, || {
+        server.slow(TOO_LATE);
+        guard.release_later();
+        let error = mgr.try_lock("x").unwrap_err();
+        server.resume();
+        error
+    });
+    assert_eq!(took, SECOND, "{error}");
+    server.advance(60 * SECOND);
+    waiting.into_iter().for_each(|waiting| drop(waiting.join().unwrap()));
 }

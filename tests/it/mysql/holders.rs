@@ -300,7 +300,11 @@ fn await_timeouts(mgr: &MySqlMgr, name: &str) {
     for wait in [Duration::ZERO, Duration::from_millis(1_500)] {
         eventually("a call ends with a timeout", TEST_TIMEOUT, || {
             match mgr.try_lock_for(name, wait).map(drop).unwrap_err() {
-                LockError::Timeout { holder: None, .. } => true,
+                error @ LockError::Timeout { holder: None, .. } => {
+                    let text = error.to_string();
+                    assert!(text.contains("did not report a holder"), "{text}");
+                    true
+                }
                 LockError::Unavailable { .. } => false,
                 other => panic!("{other:?}"),
             }

@@ -52,6 +52,11 @@ fn callers_wait_in_the_process_for_one_of_few_connections() {
         let (result, took) = timed(|| mgr.try_lock_for("c", WAIT));
         exhausted(result.unwrap_err());
         assert!(took >= WAIT && took < CALL_LIMIT, "{took:?}");
+        let failed = mgr.metrics().failed();
+        let error = mgr.try_lock_all(["c", "d"]).unwrap_err();
+        assert!(error.to_string().starts_with("could not acquire lock \"c\" at "), "{error}");
+        assert_eq!(mgr.metrics().failed(), failed + 1);
+        exhausted(error);
         // Looks and releases have connections of their own.
         assert_eq!(mgr.locks("*").unwrap().len(), 2);
         let waiting = spawn_call(&mgr, "c", |mgr, name| mgr.lock(name).unwrap());

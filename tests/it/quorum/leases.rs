@@ -173,6 +173,20 @@ fn lease_is_lost_if_a_quorum_loses_the_lock() {
     });
 }
 
+/// A node that died before the lock was acquired never confirmed it.
+///
+/// Fault: F85
+/// Promise: P7
+#[test]
+fn lost_lock_is_reported_as_gone_although_a_node_is_dead() {
+    let nodes = Nodes::start(3);
+    nodes.kill(2);
+    let mgr = manager(&nodes);
+    let guard = mgr.lock_with("x", &with_ttl(TTL)).unwrap();
+    nodes.server(0).cli(&["DEL", &key("x")]);
+    assert_eq!(expect_loss(&guard), LockLost::Gone);
+}
+
 #[test]
 fn lease_is_lost_if_a_quorum_grants_it_to_another() {
     let nodes = Nodes::start(5);

@@ -286,6 +286,44 @@ fn restarted_node_with_its_data_does_not_vote_at_first() {
     }
 }
 
+/// A contender has the vote of a node in quarantine, but nobody can get the lock.
+///
+/// Fault: F84
+/// Promise: P7
+#[test]
+fn lock_that_a_quarantine_prevents_is_not_called_contended() {
+    let nodes = Nodes::built(3, |_, builder| builder.durable()).long_running().in_fixed_order();
+    let mgr = long_quarantine(nodes.urls());
+    nodes.restart(0);
+    nodes.restart(2);
+    nodes.server(2).query::<()>(&["SET", &key("x"), "other client", "PX", "600000"]);
+    eventually("the error names the quarantine", TEST_TIMEOUT, || {
+        let error = mgr.try_lock("x").expect_err("a restarted node votes");
+        assert!(!error.is_contended(), "{error:?}");
+        error.nodes().len() == 3 && error.nodes()[0].message.contains(IN_QUARANTINE)
+    });
+}
+
+/// They renew the lock, and only the third one counts.
+///
+/// Fault: F84
+/// Promise: P7
+#[test]
+fn renewal_that_fails_because_of_a_quarantine_says_so() {
+    let nodes = Nodes::built(3, |_, builder| builder.durable()).long_running();
+    let mgr = long_quarantine(nodes.urls());
+    let guard = mgr.lock_with("x", &with_ttl(600 * SECOND)).unwrap();
+    eventually("all nodes hold it", TEST_TIMEOUT, || nodes_holding(&nodes, &guard).len() == 3);
+    nodes.restart(0);
+    nodes.restart(2);
+    eventually("the error names the quarantine", TEST_TIMEOUT, || {
+        let error = guard.renew().expect_err("restarted nodes vote");
+        error.nodes().len() == 3
+            && [0, 2].iter().all(|node| error.nodes()[*node].message.contains(IN_QUARANTINE))
+            && error.nodes()[1].message == "renewed"
+    });
+}
+
 /// These nodes write everything to disk before they reply, and have their data after a restart.
 #[test]
 fn nodes_that_keep_their_data_need_no_quarantine() {

@@ -184,3 +184,25 @@ fn background_release_missed_by_one_node_delays_no_lock() {
     };
     assert_eq!(lines.iter().find(is_false), None);
 }
+
+/// All nodes failed recently, and so are not asked again at once.
+///
+/// Fault: N172
+/// Promise: P7
+#[test]
+fn background_release_in_an_outage_is_logged() {
+    let test = "quorum::slow_node::background_release_in_an_outage_is_logged";
+    if !in_own_process(test, &[]) {
+        return;
+    }
+    let logged = capture_log(log::LevelFilter::Warn);
+    let nodes = Nodes::start(3);
+    let mgr = RedisMgr::new(super::config_short_timeout(&nodes)).unwrap();
+    let guard = mgr.lock_with("x", &with_ttl(600 * SECOND)).unwrap();
+    (0..3).for_each(|node| nodes.kill(node));
+    (0..4).for_each(|_| drop(guard.renew().unwrap_err()));
+    guard.release_later();
+    eventually("it is logged", TEST_TIMEOUT, || {
+        logged.lock().join("\n").contains("could not release lock \"x\" yet, still trying: ")
+    });
+}

@@ -52,6 +52,11 @@ impl Tally {
         }
         self.lost = self.lost.union(NodeSet::single(node));
     }
+
+    /// Whether a node has replied that it does not keep the lock.
+    pub(super) fn reports_loss(&self) -> bool {
+        !self.missing.is_empty() || self.loss != LockLost::Gone
+    }
 }
 
 /// Returns the silent nodes whose replies are needed: those that may confirm a lock which is
