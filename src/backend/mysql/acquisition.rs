@@ -12,7 +12,7 @@ use super::{
     },
     packet::StatementResult,
     pool::PooledSession,
-    statement::{RENEW, ROLLBACK},
+    sql::{RENEW, ROLLBACK},
 };
 use crate::{
     backend::{

@@ -13,7 +13,7 @@ use super::{
     pool::PooledSession,
     renewals::MySqlRenewals,
     session::SessionSettings,
-    statement::{PRUNE_ROWS_MAX, kill},
+    sql::{PRUNE_ROWS_MAX, kill},
 };
 use crate::{
     backend::{

@@ -11,7 +11,7 @@ use super::{
     connection::Connection,
     database::Database,
     outcome::{check, number, rows},
-    statement::{kill, list_statements_of},
+    sql::{kill, list_statements_of},
 };
 use crate::{
     backend::{

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     connection::Connection, held::HeldLocks, inspect, loss_watch::LossWatch, outcome::check,
-    pool::SessionPool, session::SessionSettings, statement::Table,
+    pool::SessionPool, session::SessionSettings, sql::Table,
 };
 use crate::{
     backend::error::NodeError,

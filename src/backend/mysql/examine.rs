@@ -7,9 +7,7 @@ use super::{
     endpoint::MySqlEndpoint,
     outcome::{NO_TABLE, Rows, cluster_in, is_writable, misfit, number, rows, text},
     session::too_old,
-    statement::{
-        COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, Table, read_state,
-    },
+    sql::{COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, Table, read_state},
 };
 #[cfg(feature = "tls")]
 use crate::backend::transport::ServerCertificates;

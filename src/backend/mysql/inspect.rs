@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     connection::Connection,
     outcome::{Rows, bytes, number, rows},
-    statement::{Table, list_waiting, waiting_for},
+    sql::{Table, list_waiting, waiting_for},
 };
 use crate::{
     backend::error::NodeError,

@@ -20,12 +20,12 @@ mod pool;
 mod renewals;
 mod session;
 mod sign_in;
-mod statement;
+mod sql;
 
 #[cfg(feature = "tls")]
 pub(crate) use self::examine::certificates;
 pub use self::examine::{MySqlServerInfo, MySqlTableState};
 pub(crate) use self::{
     backend::MySqlBackend, endpoint::MySqlEndpoint, examine::examine, session::SessionSettings,
-    statement::Table,
+    sql::Table,
 };

@@ -6,7 +6,7 @@ use super::{
     database::Database,
     outcome::{NO_TRANSACTION, is_renewed, unexpected},
     pool::PooledSession,
-    statement::RENEW,
+    sql::RENEW,
 };
 use crate::{
     backend::{

@@ -8,7 +8,7 @@ use super::{
     loss_watch::LossWatch,
     outcome::{self, cluster_in, is_writable, number, read_only, rows, text, unexpected},
     packet::StatementResult,
-    statement::{Table, open_session, set_idle_seconds, set_lease_seconds},
+    sql::{Table, open_session, set_idle_seconds, set_lease_seconds},
 };
 use crate::{
     backend::{

@@ -75,7 +75,7 @@ const PURE: [&str; 42] = [
     "backend/redis/list_requests.rs",
     "backend/redis/fields.rs",
     "backend/mysql/outcome.rs",
-    "backend/mysql/statement.rs",
+    "backend/mysql/sql.rs",
     "backend/mysql/packet.rs",
 ];
 
