@@ -1,14 +1,14 @@
 //! Acquiring a lock: ask, wait for the grant, ask again. Ends with a grant, or with the error that
 //! explains why there is none.
 
-mod attempt;
+mod attempt_loop;
 mod breaker;
 mod failures;
 mod poll_times;
 
 use std::{sync::Arc, time::Duration};
 
-use self::attempt::Attempt;
+use self::attempt_loop::Attempt;
 pub(crate) use self::breaker::Breaker;
 use crate::{
     backend::{AcquireRequest, AllAnswer, AllOutcome, AllRequest, Backend, ReservedPlaces},

@@ -21,6 +21,7 @@ mod renewals;
 mod session;
 mod sign_in;
 mod sql;
+mod token;
 
 #[cfg(feature = "tls")]
 pub(crate) use self::examine::certificates;

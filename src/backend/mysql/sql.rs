@@ -5,6 +5,8 @@
 
 use std::{fmt, time::Duration};
 
+use super::token::NEXT_TOKEN;
+
 /// Begins the comment by which a waiting statement is recognized in the server's list of processes.
 const WAIT_MARK: &str = "distlock wait ";
 /// Never reached in practice. The server limits the wait of a caller that has a limit in another
@@ -119,16 +121,13 @@ impl Table {
         format!("SELECT {comments}token FROM {} WHERE name=x'{name}' FOR UPDATE", self.0)
     }
 
-    /// Makes the owner of the row its holder, and gives it a token. The server's time in
-    /// microseconds keeps tokens rising where a transaction is rolled back, which brings back the
-    /// last token. `NOW()` would be the time before the wait for the row. The number of the result
-    /// is the token. If a row has a holder already, it is not locked, because the table has been
-    /// replaced by one without row locks.
+    /// Makes the owner of the row its holder, and gives it a token, which is the number of the
+    /// result. If a row has a holder already, it is not locked, because the table has been replaced
+    /// by one without row locks.
     fn set_holder(&self, comment: &str, name: &str, id: &str) -> String {
         format!(
-            "UPDATE {comment}{} SET token=LAST_INSERT_ID(GREATEST(token+1,\
-             CAST(UNIX_TIMESTAMP(SYSDATE(6))*1000000 AS UNSIGNED))),holder=x'{}',\
-             conn=CONNECTION_ID() WHERE name=x'{}' AND holder=''",
+            "UPDATE {comment}{} SET token={NEXT_TOKEN},holder=x'{}',conn=CONNECTION_ID() \
+             WHERE name=x'{}' AND holder=''",
             self.0,
             Hex(id.as_bytes()),
             Hex(name.as_bytes())
