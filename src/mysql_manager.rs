@@ -75,6 +75,7 @@ impl MySqlMgr {
         let server = backend.label().clone();
         let Config { handlers, metrics_by_lock, .. } = &config.settings;
         let observer = Observer::start(handlers.clone(), server, 1, *metrics_by_lock)?;
+        backend.report_to(&observer);
         let manager = Manager::start_on(backend.clone(), None, observer, config)?;
         let methods = RedisMgr::from_handle(ManagerHandle::new(manager));
         Ok(MySqlMgr { methods, backend })

@@ -127,7 +127,8 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
     /// A server cannot be reached. Called once per outage, and then `reconnected` when it has
     /// ended. Over several nodes, an outage is noticed within a third of
     /// [`Config::ttl`](crate::Config::ttl) plus one operation timeout, whether or not a lock is
-    /// held. A single server is contacted only for a lock.
+    /// held. A single server is contacted only for a lock. In a database, the outage is noticed and
+    /// ends when a lock needs a new connection.
     fn unreachable(&self, event: &UnreachableEvent<'_>) {
         let _ = event;
     }
@@ -138,8 +139,9 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
         let _ = event;
     }
 
-    /// One of several nodes was restarted or replaced, or may have lost its locks. Never called
-    /// with a single server, which is not checked for this.
+    /// One of several nodes was restarted or replaced, or may have lost its locks. A single server
+    /// is checked for this only with a [quarantine](crate::Config::quarantine), and also when a
+    /// manager first connects to it.
     fn server_changed(&self, event: &ServerChangedEvent<'_>) {
         let _ = event;
     }
@@ -235,7 +237,8 @@ event! {
         lock: &'a str,
         /// The identifier of the acquisition.
         id: &'a LockId,
-        /// The validity that was left when the confirmation arrived.
+        /// The validity that was left when the confirmation arrived. If the renewal confirms the
+        /// grant of a lock that was waited for, that is what was left of the claim window.
         margin: Duration,
         /// The time from the request to its confirmation.
         took: Duration,

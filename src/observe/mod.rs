@@ -185,8 +185,10 @@ impl Observer {
         }
     }
 
-    pub(crate) fn renewed(&self, lock: &str, id: &LockId, margin: Duration, took: Duration) {
-        self.metrics.renewed(lock, margin, took);
+    /// A grant that is confirmed was for the claim window only, so what is left of it is no margin.
+    pub(crate) fn renewed(&self, event: RenewedEvent<'_>, confirms_grant: bool) {
+        let RenewedEvent { lock, id, margin, took } = event;
+        self.metrics.renewed(lock, (!confirms_grant).then_some(margin), took);
         self.dispatch_of_lock(lock, id, move |handler, lock, id| {
             handler.renewed(&RenewedEvent { lock, id, margin, took });
         });

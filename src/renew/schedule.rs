@@ -46,6 +46,8 @@ struct Entry {
     /// Time of the next renewal. `NEVER` while a renewal is in flight, and for leases that are not
     /// renewed.
     renew_at: Moment,
+    /// The next renewal confirms the grant, whose lease is no longer than the claim window.
+    provisional: bool,
     /// A renewal was sent.
     was_renewed: bool,
     hold_until: Moment,
@@ -84,7 +86,7 @@ impl Schedule {
         } else {
             now.saturating_add(lease.ttl() / RENEWALS_PER_TTL)
         };
-        let RenewalPlan { renew, hold_until, .. } = plan;
+        let RenewalPlan { renew, provisional, hold_until } = plan;
         let end_at = lease.deadline().min(hold_until);
         let overdue_at = if renew { midpoint(now, lease.deadline()) } else { Moment::NEVER };
         self.ends.insert((end_at, generation));
@@ -92,6 +94,7 @@ impl Schedule {
             lease,
             renew,
             renew_at: Moment::NEVER,
+            provisional,
             was_renewed: false,
             hold_until,
             end_at,
@@ -237,18 +240,23 @@ impl Schedule {
         self.entries.values().any(lease)
     }
 
-    /// Records that the renewal sent at `sent` is confirmed, and schedules the next one.
-    pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) {
-        if let Some(entry) = self.entries.get(&generation) {
-            let deadline = entry.lease.deadline();
-            // A longer ttl may have been set after this renewal was sent.
-            let next = sent.saturating_add(entry.lease.ttl() / RENEWALS_PER_TTL);
-            let next = next.min(midpoint(sent, deadline));
-            let overdue_at = if entry.renew { midpoint(sent, deadline) } else { Moment::NEVER };
-            self.schedule_renewal(generation, if entry.renew { next } else { Moment::NEVER });
-            self.reschedule_overdue(generation, overdue_at);
-            self.reschedule_end(generation);
-        }
+    /// Records that the renewal sent at `sent` is confirmed, and schedules the next one. Returns
+    /// whether it confirmed the grant.
+    pub(crate) fn on_renewed(&mut self, generation: Generation, sent: Moment) -> bool {
+        let Some(entry) = self.entries.get_mut(&generation) else { return false };
+        let confirms_grant = std::mem::take(&mut entry.provisional);
+        let deadline = entry.lease.deadline();
+        // A longer ttl may have been set after this renewal was sent.
+        let next = sent.saturating_add(entry.lease.ttl() / RENEWALS_PER_TTL);
+        let next = next.min(midpoint(sent, deadline));
+        let (next, overdue_at) = match entry.renew {
+            true => (next, midpoint(sent, deadline)),
+            false => (Moment::NEVER, Moment::NEVER),
+        };
+        self.schedule_renewal(generation, next);
+        self.reschedule_overdue(generation, overdue_at);
+        self.reschedule_end(generation);
+        confirms_grant
     }
 
     /// Records that a renewal failed, and schedules a retry after a quarter of the time left,

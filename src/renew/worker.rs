@@ -13,6 +13,7 @@ use crate::{
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::lease::Lease,
+    observe::event::RenewedEvent,
     sys::{
         clock::{self, Moment},
         logging::isolate_panic,
@@ -218,7 +219,7 @@ impl Worker {
                 // If the confirmation came after the deadline, `expire` handles the lease.
                 if lease.update_deadline(until, now) {
                     let mut state = state.lock();
-                    state.schedule.on_renewed(generation, sent);
+                    let confirms_grant = state.schedule.on_renewed(generation, sent);
                     // The request may have been sent later than it was built, with a ttl that the
                     // holder has changed meanwhile.
                     if state.asked.on_outcome(generation, began.min(sent), Ok(())) {
@@ -226,7 +227,9 @@ impl Worker {
                     }
                     drop(state);
                     let (claim, took) = (&lease.claim, now.duration_since(sent));
-                    self.context.observer.renewed(claim.key.name(), &claim.id, margin, took);
+                    let (lock, id) = (claim.key.name(), &claim.id);
+                    let event = RenewedEvent { lock, id, margin, took };
+                    self.context.observer.renewed(event, confirms_grant);
                 }
                 true
             }

@@ -212,3 +212,21 @@ fn renewal_does_not_ask_a_replica() {
         }
     }
 }
+
+/// The operator must see which address is wrong: the sentinels reply.
+///
+/// Fault: N264
+#[test]
+fn unreachable_master_is_named_as_the_sentinels_name_it() {
+    let group = SentinelGroup::start(0);
+    let mgr = manager(&group);
+    drop(mgr.lock("x").unwrap());
+    let master = &group.servers[0];
+    let named = format!("127.0.0.1:{}, the master that the sentinels name", master.port());
+    master.kill();
+    eventually("the error names the master", TEST_TIMEOUT, || {
+        let error = mgr.try_lock("x").unwrap_err();
+        assert!(error.is_unavailable(), "{error:?}");
+        error.to_string().contains(&named)
+    });
+}

@@ -82,14 +82,21 @@ fn check_votes(facts: &Facts, quorum: usize) -> Option<Finding> {
         reachable.clone().filter_map(|node| node.quarantine_left(quarantine)).collect();
     left.sort_unstable();
     let last = *left.last()?;
-    let voting = reachable.count() - left.len();
+    let voting = reachable.clone().count() - left.len();
     let vote = if voting == 1 { "votes" } else { "vote" };
     let says = format!("{voting} of {} nodes {vote}", facts.nodes.len());
+    // Each new client waits for these, until they restart as masters.
+    let promoted: Vec<&str> =
+        reachable.filter(|node| node.is_promoted()).map(|node| &*node.server).collect();
+    let restart = match promoted.is_empty() {
+        true => UNUSED_NODES_ADVICE.to_owned(),
+        false => format!("restart {}, which followed another server before", promoted.join(", ")),
+    };
     Some(match quorum.checked_sub(voting).and_then(|missing| missing.checked_sub(1)) {
         Some(last_missing) => {
             let until = format::duration(left.get(last_missing).copied().unwrap_or(last));
             Finding::problem("nodes", format!("{says}; a quorum votes again in {until}"))
-                .advice(format!("wait for that; {UNUSED_NODES_ADVICE}"))
+                .advice(format!("wait for that; {restart}"))
         }
         None => {
             let others = match left.len() {
@@ -98,8 +105,7 @@ fn check_votes(facts: &Facts, quorum: usize) -> Option<Finding> {
             };
             let until = format::duration(last);
             Finding::warning("nodes", format!("{says}; {others} again in {until}")).advice(format!(
-                "keep at least {quorum} of the nodes that vote running until then; \
-                 {UNUSED_NODES_ADVICE}"
+                "keep at least {quorum} of the nodes that vote running until then; {restart}"
             ))
         }
     })

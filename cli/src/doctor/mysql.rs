@@ -29,6 +29,9 @@ pub(super) fn examine(
             let contact = Contact::Unreachable(cause.to_string());
             (NodeFacts::new(&server, contact), Err(None))
         }
+        Err(LockError::Tls { server, reason, .. }) => {
+            (NodeFacts::new(&server, Contact::Unreachable(reason)), Err(None))
+        }
         Err(LockError::Refused { server, code, message, .. }) => {
             let contact = Contact::Refused { code: code.clone(), message: message.clone() };
             let refusal = mysql_checks::check_refusal(&code, &message);

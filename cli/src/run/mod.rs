@@ -126,7 +126,6 @@ impl Job<'_> {
         let names = self.request.names();
         let mut guardian = GuardianHandle::start(&names).map_err(system_failure)?;
         let (renewals, handler) = Renewals::new();
-        let servers = config.each_node().len();
         let config = config.event_handler(Arc::new(handler));
         let reporter = guardian.acquire_reporter(self.lock_spec(password));
         let mgr = config.event_handler(Arc::new(reporter)).manager()?;
@@ -154,13 +153,8 @@ impl Job<'_> {
             // So that the messages usually come before the command's output.
             stderr_writer::flush(START_FLUSH_TIMEOUT);
         }
-        let result = self.run_under_lock(
-            &held,
-            &signals,
-            &sigttou_blocked,
-            &mut guardian,
-            (&renewals, servers),
-        );
+        let result =
+            self.run_under_lock(&held, &signals, &sigttou_blocked, &mut guardian, &renewals);
         let exit = result.as_ref().map_or(Exit::CannotRun, |result| result.exit);
         let exit = self.release_lock(held, expiry, exit);
         drop(guardian);
@@ -210,7 +204,7 @@ impl Job<'_> {
         signals: &SignalListener,
         sigttou_blocked: &SigttouBlocked,
         guardian: &mut GuardianHandle,
-        (renewals, servers): (&Renewals, usize),
+        renewals: &Renewals,
     ) -> Result<CommandResult, Failure> {
         let mut terminal = Terminal::open();
         if terminal.as_ref().is_some_and(Terminal::is_foreground) {
@@ -263,7 +257,6 @@ impl Job<'_> {
                 grace: self.work.grace,
                 max_hold: self.work.max_hold,
                 quiet: self.quiet,
-                servers,
             },
             renewals,
         )

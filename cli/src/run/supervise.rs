@@ -49,7 +49,6 @@ pub(super) struct Supervisor<'a> {
     unrenewed: BTreeSet<String>,
     /// A message has said that some lock cannot be renewed.
     has_reported_outage: bool,
-    servers: usize,
     lost: Receiver<LockLost>,
     /// The command was stopped, and this process stopped itself too.
     paused: bool,
@@ -89,8 +88,6 @@ pub(super) struct SupervisorOptions {
     pub(super) grace: Duration,
     pub(super) max_hold: Option<Duration>,
     pub(super) quiet: bool,
-    /// Number of nodes that keep the locks.
-    pub(super) servers: usize,
 }
 
 impl<'a> Supervisor<'a> {
@@ -132,7 +129,6 @@ impl<'a> Supervisor<'a> {
             renewals,
             unrenewed: BTreeSet::new(),
             has_reported_outage: false,
-            servers: options.servers,
             lost,
             paused: false,
             renewable_until: Duration::ZERO,
@@ -339,8 +335,9 @@ impl<'a> Supervisor<'a> {
         let Some(at) = self.term_deadline() else { return };
         self.has_reported_outage = true;
         let left = format::duration(at.saturating_sub(clock::since_boot()));
-        let replies = if self.servers > 1 { "enough nodes reply" } else { "the server replies" };
-        output::print_message(&format!("{says}; the command is ended in {left} unless {replies}"));
+        output::print_message(&format!(
+            "{says}; the command is ended in {left} unless a renewal succeeds"
+        ));
     }
 
     /// Handles a loss that the channel has not reported yet: after a suspension, the thread that

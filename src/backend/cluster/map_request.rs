@@ -14,11 +14,12 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-/// Asks these nodes for the map, from the last to the first, until one knows it. Also returns
-/// whether the nodes have sharded channels.
+/// Asks these nodes for the map, from the last to the first, until one knows it. Calls `on_failure`
+/// for those that do not. Also returns whether the nodes have sharded channels.
 pub(super) fn ask_for_map(
     mut nodes: Vec<(ServerName, Arc<RedisNode>)>,
     deadline: Moment,
+    on_failure: impl Fn(&ServerName),
 ) -> Result<(SlotMap, bool), NodeError> {
     let mut failure = NodeError::not_sent(io::ErrorKind::TimedOut.into());
     while let Some((name, node)) = nodes.pop() {
@@ -31,7 +32,10 @@ pub(super) fn ask_for_map(
         let share = left / u32::try_from(nodes.len() + 1).unwrap_or(u32::MAX);
         match map_of(&name, &node, now.saturating_add(share)) {
             Ok(found) => return Ok(found),
-            Err(error) => failure = error,
+            Err(error) => {
+                on_failure(&name);
+                failure = error;
+            }
         }
     }
     Err(failure)

@@ -11,8 +11,10 @@ use crate::{
 };
 
 /// Minimum time from one question about the map to the next; otherwise each of many callers would
-/// ask while a node is unreachable.
-const REFRESH_PAUSE: Duration = Duration::from_millis(50);
+/// ask while a node is unreachable. Doubles with each answer that brings nothing new, because many
+/// processes may ask the remaining nodes.
+const REFRESH_PAUSE_MIN: Duration = Duration::from_millis(50);
+const REFRESH_PAUSE_MAX: Duration = Duration::from_millis(400);
 
 #[derive(Debug)]
 pub(super) struct Refresh {
@@ -26,6 +28,8 @@ struct State {
     /// The result of the last question, and when it ended.
     last: Result<(), NodeError>,
     ended_at: Option<Moment>,
+    /// Minimum time from then to the next one.
+    pause: Duration,
 }
 
 /// The duty of one thread to ask. The others wait until this is dropped, even if the thread panics.
@@ -33,14 +37,15 @@ pub(super) struct Asking(Arc<Refresh>);
 
 impl Refresh {
     pub(super) fn new() -> Arc<Refresh> {
-        let state = State { is_running: false, last: Ok(()), ended_at: None };
+        let pause = REFRESH_PAUSE_MIN;
+        let state = State { is_running: false, last: Ok(()), ended_at: None, pause };
         Arc::new(Refresh { state: Mutex::new(state), ended: Condvar::new() })
     }
 
     /// Whether the last question has ended only just now.
     pub(super) fn is_early(&self) -> bool {
-        let ended_at = self.state.lock().ended_at;
-        ended_at.is_some_and(|at| clock::now().duration_since(at) < REFRESH_PAUSE)
+        let state = self.state.lock();
+        state.ended_at.is_some_and(|at| clock::now().duration_since(at) < state.pause)
     }
 
     /// Returns nothing if another thread is asking.
@@ -63,12 +68,21 @@ impl Refresh {
 }
 
 impl Asking {
-    pub(super) fn run(self, ask: impl FnOnce() -> Result<(), NodeError>) -> Result<(), NodeError> {
+    /// `ask` returns whether the answer is a new one.
+    pub(super) fn run(
+        self,
+        ask: impl FnOnce() -> Result<bool, NodeError>,
+    ) -> Result<(), NodeError> {
         // What the other threads find if this one panics.
         let panicked = io::Error::other("the thread that asked for the map has panicked");
         self.0.state.lock().last = Err(NodeError::not_sent(panicked));
         let result = ask();
         let mut state = self.0.state.lock();
+        state.pause = match result {
+            Ok(true) => REFRESH_PAUSE_MIN,
+            Ok(false) | Err(_) => (state.pause * 2).min(REFRESH_PAUSE_MAX),
+        };
+        let result = result.map(drop);
         (state.last, state.ended_at) = (result.clone(), Some(clock::now()));
         result
     }
@@ -99,7 +113,22 @@ mod tests {
         let ask = || asking.run(|| panic!("while it asks for the map"));
         assert!(catch_unwind(AssertUnwindSafe(ask)).is_err());
         assert!(refresh.wait(deadline).unwrap_err().kind.to_string().contains("panicked"));
-        assert!(refresh.begin().unwrap().run(|| Ok(())).is_ok());
+        assert!(refresh.begin().unwrap().run(|| Ok(true)).is_ok());
         assert!(refresh.wait(deadline).is_ok() && refresh.is_early());
+    }
+
+    /// Fault: N263
+    #[test]
+    fn answers_without_news_are_asked_for_less_often() {
+        let refresh = Refresh::new();
+        let ask = |answer: Result<bool, NodeError>| {
+            let _ = refresh.begin().unwrap().run(|| answer);
+            refresh.state.lock().pause.as_millis()
+        };
+        let failed = || Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
+        assert_eq!(
+            [Ok(true), Ok(false), failed(), Ok(false), Ok(false), Ok(true)].map(ask),
+            [50, 100, 200, 400, 400, 50]
+        );
     }
 }

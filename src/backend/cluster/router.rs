@@ -71,6 +71,8 @@ struct State {
     /// A node that should serve a slot did not.
     is_stale: bool,
     is_known: bool,
+    /// When a node reported it last.
+    read_at: Moment,
     is_closed: bool,
 }
 
@@ -95,6 +97,7 @@ impl Router {
             last_number: 0,
             is_stale: true,
             is_known: false,
+            read_at: Moment::from_nanos(0),
             is_closed: false,
         };
         let mut router = Router {
@@ -249,10 +252,9 @@ impl Router {
         self.observer.cluster_down(false);
     }
 
-    /// Records that a node does not serve requests now.
+    /// Records that a node does not serve requests now. Requests for its slots ask for the map.
     pub(super) fn on_unavailable(&self, part: &Part) {
         part.note_failure();
-        self.on_stale_map();
     }
 
     /// Lets the next request ask for the map first.
@@ -274,7 +276,7 @@ impl Router {
 
     /// Returns the node of a slot. Asks for the map if it is not known, or may have changed.
     pub(super) fn owner(&self, slot: u16, deadline: Moment) -> Result<Arc<Part>, NodeError> {
-        self.refresh_if_stale(deadline)?;
+        self.refresh_if_stale(slot, deadline)?;
         self.known_owner(slot)
     }
 
@@ -356,11 +358,13 @@ impl Router {
     }
 
     /// Fails only if no map is known at all.
-    fn refresh_if_stale(&self, deadline: Moment) -> Result<(), NodeError> {
+    fn refresh_if_stale(&self, slot: u16, deadline: Moment) -> Result<(), NodeError> {
         let now = clock::now();
         {
             let state = self.state.lock();
-            if !state.is_stale || (state.is_known && self.refresh.is_early()) {
+            let owner = state.map.owner(slot);
+            let is_stale = state.is_stale_for(|part| Some(&part.name) == owner);
+            if !is_stale || (state.is_known && self.refresh.is_early()) {
                 return Ok(());
             }
         }
@@ -371,7 +375,7 @@ impl Router {
 
     /// Asks for the map on another thread, if it is not known, or may have changed.
     pub(super) fn begin_refresh(self: &Arc<Router>) {
-        if !self.state.lock().is_stale || self.refresh.is_early() {
+        if !self.state.lock().is_stale_for(|_| true) || self.refresh.is_early() {
             return;
         }
         let Some(asking) = self.refresh.begin() else { return };
@@ -392,7 +396,8 @@ impl Router {
     }
 
     /// Asks the nodes for the map, one after the other, until one knows it.
-    fn ask_for_map(&self, deadline: Moment) -> Result<(), NodeError> {
+    /// Returns whether it has changed.
+    fn ask_for_map(&self, deadline: Moment) -> Result<bool, NodeError> {
         let mut parts = self.state.lock().parts.clone();
         // The node that failed last comes last.
         parts.sort_by_key(|part| Reverse(part.failed_at()));
@@ -402,38 +407,36 @@ impl Router {
         nodes.extend(parts.iter().map(|part| (part.name.clone(), part.node.clone())));
         // Otherwise the nodes had too little time to reply.
         let has_time = deadline.duration_since(clock::now()) > self.operation_timeout / 4;
-        let found = ask_for_map(nodes, deadline);
+        let on_failure = |name: &ServerName| {
+            parts.iter().filter(|part| part.name == *name).for_each(|part| part.note_failure());
+        };
+        let found = ask_for_map(nodes, deadline, on_failure);
         if found.is_ok() || has_time {
             self.observer.cluster_down(found.is_err());
         }
-        let result = found.map(|(map, is_sharded)| {
+        let (map, is_sharded) = found?;
+        let is_new = {
             let mut state = self.state.lock();
             let masters = map.masters();
             state.parts.retain(|part| masters.contains(&&part.name));
+            let is_new = !state.is_known || state.map != map || self.is_sharded() != is_sharded;
             state.map = map;
-            (state.is_known, state.is_stale) = (true, false);
+            (state.is_known, state.is_stale, state.read_at) = (true, false, clock::now());
             self.is_sharded.store(is_sharded, Ordering::Release);
-        });
-        self.on_new_map();
-        result
+            is_new
+        };
+        if is_new {
+            self.on_new_map();
+        }
+        Ok(is_new)
     }
 }
 
-#[cfg(test)]
-impl Router {
-    pub(super) fn unreachable() -> (Arc<Router>, ServerName) {
-        let endpoint = Arc::new(Endpoint::parse("redis+cluster://127.0.0.1:1").unwrap());
-        let observer = Observer::start(Vec::new(), endpoint.label.clone(), 1, false).unwrap();
-        let name = endpoint.cluster[0].clone();
-        let settings = RedisSettings { pool_size: 1, ..RedisSettings::default() };
-        (Arc::new(Router::new(endpoint, settings, observer)), name)
-    }
-
-    /// Enters the node of a slot into the map.
-    pub(super) fn serve(&self, slot: u16, node: &ServerName) {
-        let mut state = self.state.lock();
-        state.map.set_owner(slot, node.clone());
-        (state.is_known, state.is_stale) = (true, false);
+impl State {
+    /// Whether the map may have changed for such nodes: one has failed since it was read.
+    fn is_stale_for(&self, which: impl Fn(&Part) -> bool) -> bool {
+        let has_failed = |part: &Arc<Part>| which(part) && part.failed_at() > self.read_at;
+        self.is_stale || self.parts.iter().any(has_failed)
     }
 }
 
@@ -442,3 +445,6 @@ impl fmt::Debug for Router {
         f.debug_struct("Router").field("cluster", self.label()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,12 @@ pub(crate) trait Discovery: fmt::Debug + Send + Sync {
         None
     }
 
+    /// How messages name the server that the last [`resolve`](Self::resolve) found, and who has
+    /// named it, if the URL does not name it.
+    fn found(&self) -> Option<String> {
+        None
+    }
+
     /// How many times another server is known to have taken over. A connection that was opened at a
     /// lower count may lead to a former server, which may still reply.
     fn takeovers(&self) -> u64 {

@@ -32,6 +32,7 @@ use crate::{
     },
     error::{Action, LockError, Result},
     lock_info::{LockInfo, Released},
+    observe::Observer,
     sys::clock::{self, Moment},
 };
 
@@ -52,6 +53,11 @@ impl MySqlBackend {
     ) -> MySqlBackend {
         let database = Database::new(settings, prefix, max_connections, operation_timeout);
         MySqlBackend { database: Arc::new(database) }
+    }
+
+    /// Has outages of the server reported from now on.
+    pub(crate) fn report_to(&self, observer: &Arc<Observer>) {
+        self.database.reachability.report_to(observer.clone());
     }
 
     /// Fails if the server says that it cannot keep locks for this client. Succeeds if it does not

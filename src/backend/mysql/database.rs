@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     connection::Connection, held::HeldLocks, inspect, loss_watch::LossWatch, outcome::check,
-    pool::SessionPool, session::SessionSettings, sql::Table,
+    pool::SessionPool, reachability::Reachability, session::SessionSettings, sql::Table,
 };
 use crate::{
     backend::error::NodeError,
@@ -28,6 +28,7 @@ pub(super) struct Database {
     /// Sessions that hold locks or wait for them.
     pub(super) locks: SessionPool,
     pub(super) control: SessionPool,
+    pub(super) reachability: Arc<Reachability>,
     pub(super) held: Arc<HeldLocks>,
     /// Ends the waits in the server's queues at a shutdown.
     pub(super) shutdown: CancelToken,
@@ -43,13 +44,18 @@ impl Database {
     ) -> Database {
         let (label, table) = (settings.endpoint.label.clone(), settings.table.clone());
         let settings = Arc::new(settings);
+        let reachability = Arc::new(Reachability::new(label.clone()));
+        let pool = |size| {
+            SessionPool::new(settings.clone(), reachability.clone(), operation_timeout, size)
+        };
         Database {
             label,
             operation_timeout,
             table,
             prefix,
-            locks: SessionPool::new(settings.clone(), max_connections),
-            control: SessionPool::new(settings, CONTROL_CONNECTIONS),
+            locks: pool(max_connections),
+            control: pool(CONTROL_CONNECTIONS),
+            reachability: reachability.clone(),
             held: Arc::default(),
             shutdown: CancelToken::new(),
             watch: OnceLock::new(),

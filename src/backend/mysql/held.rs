@@ -4,7 +4,10 @@
 //! away, and waits for a renewal that uses it. A session that is not put back is closed, which ends
 //! its transaction. No mutex is held over an exchange with the server.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+};
 
 use super::{loss_watch::LossWatch, pool::PooledSession};
 use crate::sys::{
@@ -34,9 +37,12 @@ impl HeldLocks {
     /// watch begins under the mutex, so that it finds the session here; it does not block. If a
     /// renewal uses the session, the watch begins when it is put back.
     pub(super) fn watch(&self, id: &str, watch: Option<&LossWatch>) {
-        if let (Some(watch), Some(Some(session))) = (watch, self.slots.lock().get_mut(id)) {
-            session.watch(watch);
-        }
+        let Some(watch) = watch else { return };
+        let watched = match self.slots.lock().get_mut(id) {
+            Some(Some(session)) => session.watch(watch),
+            _ => Ok(()),
+        };
+        log_unwatched(watched);
     }
 
     /// The ids that are held on these connections, unless they are being renewed, which notices
@@ -63,9 +69,10 @@ impl HeldLocks {
         watch: Option<&LossWatch>,
     ) {
         let mut slots = self.slots.lock();
+        let mut watched = Ok(());
         let unused = match (slots.get_mut(id), session) {
             (Some(slot), Some(mut session)) => {
-                watch.into_iter().for_each(|watch| session.watch(watch));
+                watched = watch.map_or(Ok(()), |watch| session.watch(watch));
                 *slot = Some(session);
                 None
             }
@@ -79,6 +86,7 @@ impl HeldLocks {
         drop(slots);
         clock::wake_all(&self.returned);
         drop(unused);
+        log_unwatched(watched);
     }
 
     /// Takes a session away, waiting until `until` for a renewal that uses it.
@@ -105,6 +113,13 @@ impl HeldLocks {
     pub(super) fn close(&self) {
         let slots = std::mem::take(&mut *self.slots.lock());
         drop(slots);
+    }
+}
+
+/// After the mutex is unlocked, because a logger may block.
+fn log_unwatched(watched: io::Result<()>) {
+    if let Err(error) = watched {
+        log_safely!(debug, "only renewals notice a lost lock: {error}");
     }
 }
 

@@ -5,9 +5,13 @@ use std::{
     collections::VecDeque,
     ops::{Deref, DerefMut},
     sync::Arc,
+    time::Duration,
 };
 
-use super::session::{Session, SessionSettings};
+use super::{
+    reachability::Reachability,
+    session::{Session, SessionSettings},
+};
 use crate::{
     backend::{
         checkout_queue::{CheckoutQueue, NoPlace, Place, ReservedPlaces, Urgency},
@@ -20,6 +24,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct SessionPool {
     settings: Arc<SessionSettings>,
+    reachability: Arc<Reachability>,
+    operation_timeout: Duration,
     size: u32,
     queue: Arc<CheckoutQueue>,
     /// The turn of a call that gathers several places.
@@ -58,10 +64,21 @@ impl PooledSession {
 }
 
 impl SessionPool {
-    pub(super) fn new(settings: Arc<SessionSettings>, size: u32) -> SessionPool {
-        let queue = Arc::new(CheckoutQueue::new(size));
-        let several = Arc::new(CheckoutQueue::new(1));
-        SessionPool { settings, size, queue, several, idle: Mutex::new(Some(VecDeque::new())) }
+    pub(super) fn new(
+        settings: Arc<SessionSettings>,
+        reachability: Arc<Reachability>,
+        operation_timeout: Duration,
+        size: u32,
+    ) -> SessionPool {
+        SessionPool {
+            settings,
+            reachability,
+            operation_timeout,
+            size,
+            queue: Arc::new(CheckoutQueue::new(size)),
+            several: Arc::new(CheckoutQueue::new(1)),
+            idle: Mutex::new(Some(VecDeque::new())),
+        }
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -109,7 +126,8 @@ impl SessionPool {
                 return Ok(PooledSession { session, _place: place });
             }
         }
-        let session = Session::open(&self.settings, deadline)?;
+        let open = || Session::open(&self.settings, deadline);
+        let session = self.reachability.observe(deadline, self.operation_timeout, open)?;
         Ok(PooledSession { session, _place: place })
     }
 
@@ -130,6 +148,7 @@ impl SessionPool {
         if !pooled.session.connection.is_idle() {
             return;
         }
+        self.reachability.on_usable();
         let PooledSession { session, _place: place } = pooled;
         let oldest = self.idle.lock().as_mut().and_then(|idle| {
             idle.push_back(session);

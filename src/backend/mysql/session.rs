@@ -1,6 +1,6 @@
 //! `Session`: a connection that is set up for locks, on a server that is fit for them.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use super::{
     connection::Connection,
@@ -94,13 +94,12 @@ impl Session {
     }
 
     /// Watches the connection until the server closes it.
-    pub(super) fn watch(&mut self, watch: &LossWatch) {
+    pub(super) fn watch(&mut self, watch: &LossWatch) -> io::Result<()> {
         if let Some(transport) = self.connection.transport() {
-            match watch.add(self.connection.id(), transport, self.is_watched) {
-                Ok(()) => self.is_watched = true,
-                Err(error) => log_safely!(debug, "only renewals notice a lost lock: {error}"),
-            }
+            watch.add(self.connection.id(), transport, self.is_watched)?;
+            self.is_watched = true;
         }
+        Ok(())
     }
 
     /// Reads the replies that are outstanding, and sends one more request, unless the server has

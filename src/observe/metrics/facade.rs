@@ -95,6 +95,7 @@ fn errors(count: Count) -> &'static [&'static str] {
             "pool_exhausted",
             "no_quorum",
             "refused",
+            "tls",
             "wrong_type",
             "cancelled",
             "shutdown",
@@ -119,7 +120,7 @@ fn histogram(time: Time) -> (&'static str, &'static str) {
         }
         Time::Margin => (
             "distlock_renewal_margin_seconds",
-            "Time left on a lease when its renewal was confirmed",
+            "Time left on a lease when a renewal was confirmed that did not confirm its grant",
         ),
     }
 }

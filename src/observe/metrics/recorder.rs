@@ -179,6 +179,7 @@ impl Recorder {
             LockError::PoolExhausted { .. } => "pool_exhausted",
             LockError::NoQuorum { .. } => "no_quorum",
             LockError::Refused { .. } => "refused",
+            LockError::Tls { .. } => "tls",
             LockError::WrongType { .. } => "wrong_type",
             LockError::Cancelled { .. } => "cancelled",
             LockError::Shutdown => "shutdown",
@@ -187,15 +188,16 @@ impl Recorder {
         self.count_as(Count::Failed, Some(why), Some(lock));
     }
 
-    pub(crate) fn renewed(&self, lock: &str, margin: Duration, took: Duration) {
+    pub(crate) fn renewed(&self, lock: &str, margin: Option<Duration>, took: Duration) {
         self.count_of(Count::Renewals, lock);
+        self.tables.lock().renewal.record(took);
+        self.time(Time::Renewal, None, lock, took);
+        let Some(margin) = margin else { return };
         {
             let mut tables = self.tables.lock();
-            tables.renewal.record(took);
             tables.margin.record(margin);
             tables.per_lock.entry(lock).record_margin(margin);
         }
-        self.time(Time::Renewal, None, lock, took);
         self.time(Time::Margin, None, lock, margin);
     }
 

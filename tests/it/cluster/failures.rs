@@ -271,3 +271,34 @@ fn waiters_for_a_permit_all_report_an_unreachable_node() {
     });
     drop(permit);
 }
+
+/// Goal: the nodes that remain are not asked for the map with each failure, and locks that they
+/// keep do not wait for it. Method: ten threads try to get locks of a dead node until one lease has
+/// passed. Without a limit, they would ask twenty times a second.
+///
+/// Fault: N263
+/// Promise: P8
+#[test]
+fn failures_at_a_dead_node_seldom_ask_the_others_for_the_map() {
+    let cluster = Cluster::start_with(3, false, &partial_coverage);
+    let mgr = RedisMgr::new(config(&cluster).ttl(6 * SECOND)).unwrap();
+    let dead = cluster.owner(slot(&cluster, "{x}"));
+    let is_elsewhere = |name: &&&str| cluster.owner(slot(&cluster, name)).port() != dead.port();
+    let name = NAMES.iter().find(is_elsewhere).expect("the locks are on all nodes");
+    drop((mgr.lock("{x}").unwrap(), mgr.lock(name).unwrap()));
+    dead.kill();
+    let asked = || -> u64 {
+        let remaining = cluster.nodes.iter().filter(|node| node.port() != dead.port());
+        let stats = remaining.map(|node| node.commandstats().get("cluster|slots").copied());
+        stats.map(Option::unwrap_or_default).sum()
+    };
+    let before = asked();
+    std::thread::scope(|threads| {
+        for n in 0..10 {
+            let mgr = &mgr;
+            threads.spawn(move || mgr.lock(&format!("{{x}}{n}")).unwrap_err());
+        }
+    });
+    let asked = asked() - before;
+    assert!((1..=40).contains(&asked), "the others were asked {asked} times");
+}

@@ -1,8 +1,18 @@
 //! Outages: servers that end, hang or become read-only, and replies that are lost.
 
-use std::{thread, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
-use distlock::{CancelToken, LockError, LockLost, LockOptions, MultiGuard, MySqlMgr, Released};
+use distlock::{
+    CancelToken, HandleEvent, LockError, LockLost, LockOptions, MultiGuard, MySqlMgr,
+    ReconnectedEvent, Released, UnreachableEvent,
+};
 
 use super::{await_free, await_waits, config, is_mariadb, manager, on_each_server, waits};
 use crate::{
@@ -301,5 +311,45 @@ fn lock_survives_a_server_that_hangs_for_a_while() {
         eventually("it is renewed", TEST_TIMEOUT, || mgr.metrics().renewals() > renewed);
         assert!(guard.remaining() > Duration::ZERO);
         guard.release().unwrap().unwrap_released();
+    });
+}
+
+/// Counts the outages that are reported.
+#[derive(Debug, Default)]
+struct Outages {
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+impl HandleEvent for Outages {
+    fn unreachable(&self, _: &UnreachableEvent<'_>) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn reconnected(&self, _: &ReconnectedEvent<'_>) {
+        self.ended.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Fault: N262
+#[test]
+fn outage_of_the_server_and_its_end_are_reported_once() {
+    on_each_server(|server| {
+        let outages = Arc::new(Outages::default());
+        let mgr = MySqlMgr::new(config(server.url()).event_handler(outages.clone())).unwrap();
+        drop(mgr.lock("x").unwrap());
+        assert_eq!(mgr.metrics().nodes_reachable(), 1);
+        server.kill();
+        for _ in 0..5 {
+            assert!(mgr.try_lock("x").unwrap_err().is_unavailable());
+        }
+        assert_eq!(mgr.metrics().nodes_reachable(), 0);
+        let counts =
+            || (outages.begun.load(Ordering::SeqCst), outages.ended.load(Ordering::SeqCst));
+        eventually("it is reported", TEST_TIMEOUT, || counts() == (1, 0));
+        server.restart();
+        drop(await_free(&mgr, "x"));
+        assert_eq!(mgr.metrics().nodes_reachable(), 1);
+        eventually("its end is reported", TEST_TIMEOUT, || counts() == (1, 1));
     });
 }

@@ -152,3 +152,19 @@ fn per_lock_table_keeps_used_names_and_total_of_others() {
         (2_200, metrics.others().acquired())
     );
 }
+
+/// Fault: N265
+#[test]
+fn confirmed_hand_over_has_no_margin() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let guard = other.lock("x").unwrap();
+    let waiting = spawn_queued_waiter(&server, &mgr, "x");
+    drop(guard);
+    let held = waiting.join().unwrap();
+    eventually("the grant is confirmed", TEST_TIMEOUT, || mgr.metrics().renewals() == 1);
+    let metrics = mgr.metrics();
+    assert_eq!((metrics.renewal().count(), metrics.margin().count()), (1, 0));
+    assert!(metrics.locks().iter().all(|lock| lock.min_margin().is_none()));
+    drop(held);
+}

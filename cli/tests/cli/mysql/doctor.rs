@@ -94,6 +94,8 @@ fn each_fault_of_mysql_set_up_is_found() {
     let report = examine(&server.url(), 1);
     says(&report, "role", "problem", "read-only");
     says(&report, "handover", "unknown", "not tried");
+    let with_tls = format!("{url}?ssl-mode=REQUIRED");
+    says(&examine(&with_tls, 69), "reach", "problem", "TLS");
     server.kill();
     says(&examine(&url, 69), "reach", "problem", "Connection refused");
 }

@@ -173,7 +173,7 @@ fn late_renewal_does_not_end_command() {
     let outage = err.strip_suffix(again).unwrap();
     assert!(outage.starts_with("distlock: cannot renew lock \"x\" ("), "{err}");
     assert!(outage.contains("); the command is ended in "), "{err}");
-    assert!(outage.ends_with("s unless the server replies\n"), "{err}");
+    assert!(outage.ends_with("s unless a renewal succeeds\n"), "{err}");
     assert_eq!(outage.lines().count(), 1, "{err}");
     fixture.expect_nothing_left();
 }

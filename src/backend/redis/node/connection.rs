@@ -19,7 +19,9 @@ use redis::Value;
 pub(crate) use self::handshake::Handshake;
 use self::handshake::handshake;
 
-use super::{framed_socket::FramedSocket, unread_replies::LateReader, url::Endpoint};
+use super::{
+    connect::error_at, framed_socket::FramedSocket, unread_replies::LateReader, url::Endpoint,
+};
 use crate::{
     backend::{
         CancelHandle,
@@ -192,8 +194,13 @@ impl Connection {
         let host = discovery.host();
         let of_host = security.as_ref().zip(host).map(|(security, host)| security.for_host(&host));
         let security = of_host.as_ref().or(security.as_ref());
-        let transport =
-            transport::connect(&addresses, security, deadline).map_err(NodeError::not_sent)?;
+        let transport = transport::connect(&addresses, security, deadline).map_err(|error| {
+            let error = NodeError::not_sent(error);
+            match discovery.found() {
+                Some(server) => error_at(error, &server),
+                None => error,
+            }
+        })?;
         self.link = Some(FramedSocket::new(transport));
         // If the handshake fails, the caller's request has not been sent.
         let required = self.requires_server_info;

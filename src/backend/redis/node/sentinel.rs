@@ -175,6 +175,12 @@ impl Discovery for Sentinels {
         self.0.known.lock().master.as_ref().map(|master| master.host.clone())
     }
 
+    fn found(&self) -> Option<String> {
+        let known = self.0.known.lock();
+        let master = known.master.as_ref()?;
+        Some(format!("{}, the master that the sentinels name", master.label))
+    }
+
     fn takeovers(&self) -> u64 {
         self.0.takeovers.load(Ordering::Acquire)
     }
