@@ -272,9 +272,8 @@ fn waiters_for_a_permit_all_report_an_unreachable_node() {
     drop(permit);
 }
 
-/// Goal: the nodes that remain are not asked for the map with each failure, and locks that they
-/// keep do not wait for it. Method: ten threads try to get locks of a dead node until one lease has
-/// passed. Without a limit, they would ask twenty times a second.
+/// Goal: the nodes that remain are not asked for the map with each failure. Method: thirty threads
+/// try to get locks of a dead node until one lease has passed.
 ///
 /// Fault: N263
 /// Promise: P8
@@ -294,11 +293,11 @@ fn failures_at_a_dead_node_seldom_ask_the_others_for_the_map() {
     };
     let before = asked();
     std::thread::scope(|threads| {
-        for n in 0..10 {
+        for n in 0..30 {
             let mgr = &mgr;
             threads.spawn(move || mgr.lock(&format!("{{x}}{n}")).unwrap_err());
         }
     });
     let asked = asked() - before;
-    assert!((1..=40).contains(&asked), "the others were asked {asked} times");
+    assert!((1..=30).contains(&asked), "the others were asked {asked} times");
 }
