@@ -22,14 +22,40 @@ use crate::history::{
 /// Time after which the head of the queue polls, even if no grant message came.
 const POLL_INTERVAL: u64 = 1_000_000_000;
 
-/// Maximum number of later waiters that may acquire a lock before an undisturbed waiter. A waiter
-/// whose queue entry was passed over may need several rounds to be noticed. Usually there is no
-/// overtaker at all.
+/// Maximum number of later waiters that may acquire a lock before an undisturbed waiter, unless
+/// processes [take turns](turns). A waiter whose queue entry was passed over may need several
+/// rounds to be noticed. Usually there is no overtaker at all.
 const OVERTAKERS_MAX: usize = 4;
 
 /// The same for a mutex among other kinds, for each thread. One release admits many readers, and
 /// each thread of a process may join the queue only when another one has released the lock.
 const OVERTAKERS_BY_SEAT_MAX: usize = 4;
+
+/// How many waiters of other processes may acquire a mutex while the other threads of a seat's
+/// process have their turns. Each process has one thread in the queue: when a thread has had the
+/// lock, the next one of its process joins the queue at its end.
+fn turns(story: &Story, lock: u32) -> HashMap<u32, usize> {
+    let mut seats_of: HashMap<u32, BTreeSet<u32>> = HashMap::new();
+    for wait in story.waits.iter().filter(|wait| wait.lock == lock) {
+        seats_of.entry(wait.pid).or_default().insert(wait.seat);
+    }
+    // A process that was killed is followed by another one with the same seats, of which it may
+    // have used only some.
+    let mut first_of: HashMap<u32, u32> = HashMap::new();
+    let mut threads_of: HashMap<u32, usize> = HashMap::new();
+    for seats in seats_of.values() {
+        for seat in seats {
+            let (first, most) = (seats.iter().min().copied().unwrap_or(*seat), seats.len());
+            let known = first_of.entry(*seat).or_insert(first);
+            *known = (*known).min(first);
+            let threads = threads_of.entry(*seat).or_default();
+            *threads = (*threads).max(most);
+        }
+    }
+    let processes: BTreeSet<u32> = first_of.into_values().collect();
+    let turns = |threads: usize| (threads - 1) * (processes.len() - 1);
+    threads_of.into_iter().map(|(seat, threads)| (seat, turns(threads))).collect()
+}
 
 /// The times in which a lock was free although a thread waited for it and there was no fault.
 #[derive(Debug, Default)]
@@ -71,9 +97,11 @@ pub(crate) fn find(story: &Story) -> Gaps {
         // The release of a mutex removes the queue entries of groups, but not those of mutexes.
         let has_mutexes = all_holds.iter().any(|hold| hold.sharing == Sharing::Mutex);
         let has_others = all_holds.iter().any(|hold| hold.sharing != Sharing::Mutex);
+        let turns = turns(story, lock);
         let overtakers_max = |wait: &Wait| match (wait.sharing, has_mutexes, has_others) {
             (Sharing::Mutex, true, true) => OVERTAKERS_BY_SEAT_MAX * story.seats.len(),
             (_, true, true) => usize::MAX,
+            (Sharing::Mutex, ..) => OVERTAKERS_MAX + turns.get(&wait.seat).copied().unwrap_or(0),
             _ => OVERTAKERS_MAX,
         };
         for wait in story.waits.iter().filter(|wait| wait.lock == lock) {

@@ -110,6 +110,27 @@ fn stopped_waiter_of_another_lock_allows_no_extra_time() {
     assert_eq!(stopped(2), 1);
 }
 
+/// Thread 2 waits behind thread 4 of its own process, which has its turn first.
+#[test]
+fn processes_take_turns() {
+    let overtaken_by = |processes: u32| {
+        let turn = |n: u32| {
+            let (at, seat, pid) = (6000 + 100 * n, 10 + n % processes, 20 + n % processes);
+            format!(
+                "{at} {seat}@1 {pid} wait\n{} {seat}@1 {pid} enter 90000000000 {n} a\n{} {seat}@1 \
+                 {pid} leave\n",
+                at + 1,
+                at + 99
+            )
+        };
+        let turns: String = (0..7).map(turn).collect();
+        let held = "2 3@1 9 enter 5999000000 1 x\n5999 3@1 9 leave";
+        violations(1, &format!("1 4@1 8 wait\n2 2@1 8 wait\n{held}\n{turns}"))
+    };
+    assert_eq!(overtaken_by(3), 0, "three others have a turn each, besides four in any case");
+    assert_eq!(overtaken_by(1), 2, "one other process passes seven times");
+}
+
 #[test]
 fn waiter_overtaken_by_many_is_found() {
     // The effects of earlier events end after 5 s.
