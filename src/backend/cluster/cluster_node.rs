@@ -39,6 +39,7 @@ impl Part {
         *self.failed_at.lock()
     }
 
+    /// Records that the node does not serve requests now. Requests for its slots ask for the map.
     pub(super) fn note_failure(&self) {
         *self.failed_at.lock() = clock::now();
     }

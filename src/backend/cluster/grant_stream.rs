@@ -231,7 +231,7 @@ impl ClusterGrantStream {
         let slots = self.slots.iter().filter(|(_, at)| **at == number).map(|(slot, _)| *slot);
         self.report_changed(slots.collect());
         self.drop_link(number);
-        self.router.on_unavailable(&link.part);
+        link.part.note_failure();
         link.failures = link.failures.saturating_add(1);
         let pause = retry_backoff(link.failures, RETRY_PAUSE_MAX, now.as_nanos() ^ number);
         link.state = LinkState::Waiting(now.saturating_add(pause));

@@ -240,7 +240,7 @@ impl Router {
                 }
             }
             Redirect::Unavailable => {
-                self.on_unavailable(part);
+                part.note_failure();
             }
             Redirect::Ask(_) | Redirect::Wait | Redirect::None => {}
         }
@@ -250,11 +250,6 @@ impl Router {
     /// Records that a node has replied.
     pub(super) fn on_reply(&self) {
         self.observer.cluster_down(false);
-    }
-
-    /// Records that a node does not serve requests now. Requests for its slots ask for the map.
-    pub(super) fn on_unavailable(&self, part: &Part) {
-        part.note_failure();
     }
 
     /// Lets the next request ask for the map first.

@@ -303,8 +303,7 @@ impl<'a> QuorumAcquisition<'a> {
     /// Whether nobody has the lock, or can get it, because too many nodes are in quarantine.
     fn is_prevented_by_quarantine(&self, round: &Round) -> bool {
         let is_quarantined = |node: &usize| {
-            let sent = round.sent_at(*node);
-            sent.is_some_and(|sent| self.redlock.node(*node).quarantine_left(sent).is_some())
+            round.sent_at(*node).is_some_and(|sent| !self.redlock.votes_at(*node, sent))
         };
         let nodes = self.redlock.len();
         let quarantined = (0..nodes).filter(is_quarantined).count();

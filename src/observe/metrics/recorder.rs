@@ -190,15 +190,16 @@ impl Recorder {
 
     pub(crate) fn renewed(&self, lock: &str, margin: Option<Duration>, took: Duration) {
         self.count_of(Count::Renewals, lock);
-        self.tables.lock().renewal.record(took);
-        self.time(Time::Renewal, None, lock, took);
-        let Some(margin) = margin else { return };
         {
             let mut tables = self.tables.lock();
-            tables.margin.record(margin);
-            tables.per_lock.entry(lock).record_margin(margin);
+            tables.renewal.record(took);
+            if let Some(margin) = margin {
+                tables.margin.record(margin);
+                tables.per_lock.entry(lock).record_margin(margin);
+            }
         }
-        self.time(Time::Margin, None, lock, margin);
+        self.time(Time::Renewal, None, lock, took);
+        margin.into_iter().for_each(|margin| self.time(Time::Margin, None, lock, margin));
     }
 
     pub(crate) fn released(&self, lock: &str, held: Duration) {

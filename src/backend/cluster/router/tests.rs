@@ -33,7 +33,7 @@ fn only_calls_for_slots_of_a_failed_node_wait_for_the_map() {
     let owner =
         |slot| router.owner(slot, clock::now().saturating_add(Duration::from_secs(60))).unwrap();
     let (failed, other) = (owner(1), owner(2));
-    router.on_unavailable(&failed);
+    failed.note_failure();
     let never = other.failed_at();
     owner(2);
     assert_eq!(other.failed_at(), never, "the nodes were asked for the map");
