@@ -44,7 +44,7 @@ use crate::{
 };
 
 /// Where locks are kept. Every call ends by its deadline, with yes, no, or unknown.
-pub(crate) trait Backend: Send + Sync + fmt::Debug {
+pub(crate) trait Backend: Releases + Looks + Extras + Send + Sync + fmt::Debug {
     /// The servers as named in messages.
     fn label(&self) -> &Arc<str>;
 
@@ -90,11 +90,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         !residue.is_empty()
     }
 
-    /// Releases the lock of a lease that has ended, even if all pooled connections are in use.
-    /// `was_held` says whether the lease was valid until now.
-    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport;
-
-    /// Does the same for several leases: in one exchange if this backend can, and otherwise one
+    /// Releases the locks of several leases: in one exchange if this backend can, otherwise one
     /// after the other, until one fails. `deadline` returns the deadline of a release that begins
     /// now. Returns the reports in their order.
     fn release_leases(
@@ -113,22 +109,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         leases.iter().map(release).collect()
     }
 
-    /// Releases a lock if its holder has this id. `was_held` says whether it had when it was last
-    /// inspected.
-    fn release_id(
-        &self,
-        key: &LockKey,
-        id: &[u8],
-        was_held: bool,
-        deadline: Moment,
-    ) -> Result<Released, BackendError>;
-
-    /// Returns why this backend cannot do this, as a part of a sentence; `None` if it can.
-    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
-        feature.refusal_of_mutexes_only()
-    }
-
-    /// Whether [`acquire_all`](Self::acquire_all) can acquire mutexes with these keys.
+    /// Whether [`acquire_all`](Extras::acquire_all) can acquire mutexes with these keys.
     fn acquires_all(&self, _: &[LockKey]) -> bool {
         false
     }
@@ -149,21 +130,6 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         Ok(ReservedPlaces::default())
     }
 
-    /// Acquires several mutexes in one request, all or none.
-    fn acquire_all(&self, _: AllRequest<'_>) -> AllAnswer {
-        AllAnswer::unsupported()
-    }
-
-    /// Turns a write lock into a read lock, without a moment in which it is not held.
-    fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Passed, BackendError> {
-        Err(BackendError::unsupported())
-    }
-
-    /// Gives the lock of the holder `former` to this claim.
-    fn adopt(&self, _former: &LockId, _: &Claim, _deadline: Moment) -> AdoptReport {
-        AdoptReport { result: Err(BackendError::unsupported()), residue: None }
-    }
-
     /// How often to [probe](LeaseRenewals::probe), if a server may have to be left out although no
     /// lock is asked for. The interval is at most a third of the ttl.
     fn probe_interval(&self) -> Option<Duration> {
@@ -182,37 +148,8 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         true
     }
 
-    /// What a lease that has ended without a release may have left on the servers.
-    fn lease_residue(&self, lease: &Lease) -> Residue;
-
     /// Returns what cleans up residues in the background.
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send>;
-
-    /// Cleans up after a claim once, for a caller that has nobody else to do it.
-    fn clean_up_once(
-        &self,
-        claim: &Claim,
-        residue: &Residue,
-        deadline: Moment,
-    ) -> Result<(), BackendError>;
-
-    /// Repeats the release of a lease that was valid until then, so that the next acquisition does
-    /// not find the lock held. The clean-up queue may repeat it too.
-    fn complete_release(&self, lease: &Lease, deadline: Moment) -> Result<(), BackendError> {
-        self.clean_up_once(&lease.claim, &self.lease_residue(lease), deadline)
-    }
-
-    /// Returns the holder of a lock.
-    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        Ok(self.lookup(key, 0)?.map(|lock| lock.into_holder()))
-    }
-
-    /// Returns the ids of all holders that any server reports, as far as they reply by `deadline`.
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError>;
-
-    /// Describes one lock, with at most `waiters_max` of its waiters.
-    fn lookup(&self, key: &LockKey, waiters_max: u64)
-    -> Result<Inspection<LockInfo>, BackendError>;
 
     /// Lists all locks whose names match, by name.
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError>;
@@ -237,6 +174,78 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn wrong_type(&self, key: &LockKey) -> LockError {
         let (name, key) = (key.name().to_owned(), key.lock_key().to_owned());
         LockError::WrongType { name, key, server: self.label().clone() }
+    }
+}
+
+/// How locks are released, and what is left of them.
+pub(crate) trait Releases {
+    /// Releases the lock of a lease that has ended, even if all pooled connections are in use.
+    /// `was_held` says whether the lease was valid until now.
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport;
+
+    /// Releases a lock if its holder has this id. `was_held` says whether it had when it was last
+    /// inspected.
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        was_held: bool,
+        deadline: Moment,
+    ) -> Result<Released, BackendError>;
+
+    /// What a lease that has ended without a release may have left on the servers.
+    fn lease_residue(&self, lease: &Lease) -> Residue;
+
+    /// Cleans up after a claim once, for a caller that has nobody else to do it.
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        deadline: Moment,
+    ) -> Result<(), BackendError>;
+
+    /// Repeats the release of a lease that was valid until then, so that the next acquisition does
+    /// not find the lock held. The clean-up queue may repeat it too.
+    fn complete_release(&self, lease: &Lease, deadline: Moment) -> Result<(), BackendError> {
+        self.clean_up_once(&lease.claim, &self.lease_residue(lease), deadline)
+    }
+}
+
+/// How one lock is looked at.
+pub(crate) trait Looks {
+    /// Returns the holder of a lock.
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
+        Ok(self.lookup(key, 0)?.map(|lock| lock.into_holder()))
+    }
+
+    /// Returns the ids of all holders that any server reports, as far as they reply by `deadline`.
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError>;
+
+    /// Describes one lock, with at most `waiters_max` of its waiters.
+    fn lookup(&self, key: &LockKey, waiters_max: u64)
+    -> Result<Inspection<LockInfo>, BackendError>;
+}
+
+/// What not every backend can do.
+pub(crate) trait Extras {
+    /// Returns why this backend cannot do this, as a part of a sentence; `None` if it can.
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        feature.refusal_of_mutexes_only()
+    }
+
+    /// Acquires several mutexes in one request, all or none.
+    fn acquire_all(&self, _: AllRequest<'_>) -> AllAnswer {
+        AllAnswer::unsupported()
+    }
+
+    /// Turns a write lock into a read lock, without a moment in which it is not held.
+    fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Passed, BackendError> {
+        Err(BackendError::unsupported())
+    }
+
+    /// Gives the lock of the holder `former` to this claim.
+    fn adopt(&self, _former: &LockId, _: &Claim, _deadline: Moment) -> AdoptReport {
+        AdoptReport { result: Err(BackendError::unsupported()), residue: None }
     }
 }
 

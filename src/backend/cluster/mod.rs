@@ -32,7 +32,7 @@ use crate::{
         error::{BackendError, NodeError},
         redis::{
             Endpoint, Exchange, OneServerForEachLock, Purpose, RedisSettings, Request, Yielding,
-            exchange_over_pool, one_server_methods, requests_and_replies::Ping,
+            exchange_over_pool, requests_and_replies::Ping,
         },
     },
     core::{
@@ -105,8 +105,6 @@ fn slot_of(key: &LockKey) -> Result<u16, NodeError> {
 }
 
 impl Backend for ClusterBackend {
-    one_server_methods!();
-
     fn label(&self) -> &Arc<str> {
         self.router.label()
     }

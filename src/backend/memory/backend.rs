@@ -6,14 +6,13 @@ use super::{grant_stream::MemoryGrantStream, server::Server};
 use crate::{
     backend::{
         AcquireRequest, Acquisition, Backend, CleanupLimits, GrantStream, Inspection,
-        LeaseRenewals, RenewSoon, RenewalLimits, RenewalReport, ResidueCleaner,
+        LeaseRenewals, Releases, RenewSoon, RenewalLimits, RenewalReport, ResidueCleaner,
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, OneServerForEachLock, Purpose, RedisAcquisition, Request,
             group_requests::add_members,
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
-            one_server_methods,
             renewals::{RENEWAL_REQUESTS_MAX, renew_on_one_server, renewal_timeout},
             requests_and_replies::{Acquire, AcquireReply, Ping},
         },
@@ -85,8 +84,6 @@ impl ClaimServer for &MemoryBackend {
 }
 
 impl Backend for MemoryBackend {
-    one_server_methods!();
-
     fn label(&self) -> &Arc<str> {
         &self.label
     }

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals,
-        ReleaseReport, RenewSoon, ReportedIds, ReservedPlaces, ResidueCleaner,
+        AcquireRequest, Acquisition, Backend, Extras, GrantStream, Inspection, LeaseRenewals,
+        Looks, ReleaseReport, Releases, RenewSoon, ReportedIds, ReservedPlaces, ResidueCleaner,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
@@ -260,25 +260,6 @@ impl Backend for MySqlBackend {
         self.database.shutdown.cancel();
     }
 
-    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
-        let claim = &lease.claim;
-        let result = match self.database.held.take(claim.id.as_str(), deadline) {
-            Some(held) => self.release(held, claim, was_held, deadline),
-            None => self.gone(claim, deadline),
-        };
-        ReleaseReport { result: result.map_err(BackendError::Node), residues: Vec::new() }
-    }
-
-    fn release_id(
-        &self,
-        key: &LockKey,
-        id: &[u8],
-        _: bool,
-        deadline: Moment,
-    ) -> std::result::Result<Released, BackendError> {
-        self.end_holder(key, id, deadline).map_err(BackendError::Node)
-    }
-
     fn lease_renewals(self: Arc<Self>, renew_soon: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
         let held = self.database.held.clone();
         let watch = LossWatch::start(Box::new(move |closed| {
@@ -302,42 +283,8 @@ impl Backend for MySqlBackend {
         false
     }
 
-    /// Closes the connection, which ends everything.
-    fn lease_residue(&self, lease: &Lease) -> Residue {
-        self.database.held.discard(lease.claim.id.as_str());
-        Residue::new(NodeSet::EMPTY, "", clock::now())
-    }
-
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
         Box::new(WaitCleaner(self.database.clone()))
-    }
-
-    fn clean_up_once(
-        &self,
-        claim: &Claim,
-        _: &Residue,
-        deadline: Moment,
-    ) -> std::result::Result<(), BackendError> {
-        cleanup::end_waiting_of(&self.database, claim, deadline).map_err(BackendError::Node)
-    }
-
-    fn reported_ids(
-        &self,
-        key: &LockKey,
-        deadline: Moment,
-    ) -> std::result::Result<ReportedIds, BackendError> {
-        let holder = self.database.holder(key, deadline).map_err(BackendError::Node)?;
-        let ids = |holder: Holder| Inspection::Held(vec![holder.id_bytes().to_vec()]);
-        Ok(holder.map_or(Inspection::Free, ids))
-    }
-
-    fn lookup(
-        &self,
-        key: &LockKey,
-        _waiters_max: u64,
-    ) -> std::result::Result<Inspection<LockInfo>, BackendError> {
-        let found = self.describe(key).map_err(BackendError::Node)?;
-        Ok(found.map_or(Inspection::Free, Inspection::Held))
     }
 
     fn list(
@@ -385,3 +332,62 @@ impl Backend for MySqlBackend {
         error.into_lock_error(self.database.label.clone(), action, name)
     }
 }
+
+impl Releases for MySqlBackend {
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
+        let claim = &lease.claim;
+        let result = match self.database.held.take(claim.id.as_str(), deadline) {
+            Some(held) => self.release(held, claim, was_held, deadline),
+            None => self.gone(claim, deadline),
+        };
+        ReleaseReport { result: result.map_err(BackendError::Node), residues: Vec::new() }
+    }
+
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        _: bool,
+        deadline: Moment,
+    ) -> std::result::Result<Released, BackendError> {
+        self.end_holder(key, id, deadline).map_err(BackendError::Node)
+    }
+
+    /// Closes the connection, which ends everything.
+    fn lease_residue(&self, lease: &Lease) -> Residue {
+        self.database.held.discard(lease.claim.id.as_str());
+        Residue::new(NodeSet::EMPTY, "", clock::now())
+    }
+
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        _: &Residue,
+        deadline: Moment,
+    ) -> std::result::Result<(), BackendError> {
+        cleanup::end_waiting_of(&self.database, claim, deadline).map_err(BackendError::Node)
+    }
+}
+
+impl Looks for MySqlBackend {
+    fn reported_ids(
+        &self,
+        key: &LockKey,
+        deadline: Moment,
+    ) -> std::result::Result<ReportedIds, BackendError> {
+        let holder = self.database.holder(key, deadline).map_err(BackendError::Node)?;
+        let ids = |holder: Holder| Inspection::Held(vec![holder.id_bytes().to_vec()]);
+        Ok(holder.map_or(Inspection::Free, ids))
+    }
+
+    fn lookup(
+        &self,
+        key: &LockKey,
+        _waiters_max: u64,
+    ) -> std::result::Result<Inspection<LockInfo>, BackendError> {
+        let found = self.describe(key).map_err(BackendError::Node)?;
+        Ok(found.map_or(Inspection::Free, Inspection::Held))
+    }
+}
+
+impl Extras for MySqlBackend {}

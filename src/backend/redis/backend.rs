@@ -13,7 +13,6 @@ use super::{
     list_requests::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
     one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
-    one_server_methods::one_server_methods,
     release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, release_all_on_one_server},
     renewals::RedisRenewals,
     requests_and_replies::{Acquire, AcquireReply, Ping, Release},
@@ -135,8 +134,6 @@ impl ClaimServer for &RedisBackend {
 }
 
 impl Backend for RedisBackend {
-    one_server_methods!();
-
     fn label(&self) -> &Arc<str> {
         self.node.label()
     }

@@ -1,22 +1,13 @@
 //! Requests to one server about groups, besides acquiring, renewing and releasing.
 
-use super::{
-    Exchange, OneServerForEachLock, Purpose,
-    requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers},
-};
+use super::requests_and_replies::{GroupReport, ListMembers};
 use crate::{
-    backend::{Inspection, Passed, error::BackendError},
+    backend::{Inspection, error::BackendError},
     core::{
-        claim::whole_ms,
         key::LockKey,
         kind::{LockKind, is_group},
-        lease::Lease,
-        lock_lost::LockLost,
-        quorum::NodeDeadlines,
-        validity::deadline_from_sent,
     },
     lock_info::{LockInfo, Released},
-    sys::clock::Moment,
 };
 
 /// Releases a lock by an id whose kind is not known: by the id of a mutex first, because only the
@@ -35,33 +26,6 @@ pub(crate) fn release_any_kind(
         }
         released => Ok(released),
     }
-}
-
-/// Turns a write lock into a read lock. Asks once more if the reply is lost: the first request gets
-/// half of the time, so that the second has the other half.
-pub(crate) fn downgrade_on_one_server(
-    backend: &impl OneServerForEachLock,
-    lease: &Lease,
-    deadline: Moment,
-) -> Result<Passed, BackendError> {
-    let claim = &lease.claim;
-    let ttl = lease.ttl();
-    let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
-    let ask = |until| backend.exchange(&claim.key, &request, Purpose::Downgrade, until);
-    let result = match ask(deadline.halfway()) {
-        Err(failure) if failure.is_transient() || failure.is_not_master() => ask(deadline),
-        result => result,
-    };
-    let Exchange { sent, reply } = result.map_err(BackendError::Node)?;
-    Ok(match reply {
-        DowngradeReply::Done => {
-            let mut node_deadlines = NodeDeadlines::new(1);
-            node_deadlines.confirm(0, deadline_from_sent(sent, ttl));
-            Passed::To(lease.granted_until(node_deadlines))
-        }
-        DowngradeReply::Gone => Passed::Lost(LockLost::Gone),
-        DowngradeReply::HeldByOther(by) => Passed::Lost(LockLost::Taken { by: Box::new(by) }),
-    })
 }
 
 /// Adds the members to the reports of locks that groups have. Asks only if there are any.

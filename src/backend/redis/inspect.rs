@@ -8,7 +8,7 @@ use super::{
     list_requests::{DescribeLocks, HeldDescription},
 };
 use crate::{
-    backend::{Inspection, ReportedIds, error::BackendError},
+    backend::{Inspection, Looks, ReportedIds, error::BackendError},
     core::key::LockKey,
     lock_info::LockInfo,
     sys::clock::{self, Moment},
@@ -25,25 +25,23 @@ fn describe(
     Ok(found.into_iter().next().unwrap_or(Inspection::Free))
 }
 
-pub(crate) fn reported_ids_on_one_server(
-    backend: &impl OneServerForEachLock,
-    key: &LockKey,
-    deadline: Moment,
-) -> Result<ReportedIds, BackendError> {
-    Ok(describe(backend, key, 0, deadline)?.map(|held| vec![held.holder.id_bytes().to_vec()]))
-}
+impl<B: OneServerForEachLock> Looks for B {
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
+        Ok(describe(self, key, 0, deadline)?.map(|held| vec![held.holder.id_bytes().to_vec()]))
+    }
 
-pub(crate) fn lookup_on_one_server(
-    backend: &impl OneServerForEachLock,
-    key: &LockKey,
-    waiters_max: u64,
-) -> Result<Inspection<LockInfo>, BackendError> {
-    let deadline = clock::now().saturating_add(backend.operation_timeout());
-    let found = describe(backend, key, waiters_max, deadline)?;
-    let mut found = [found.map(|held| held.into_lock_info(key))];
-    add_members(slice::from_ref(key), &mut found, |request| {
-        backend.ask_about(key, request, deadline)
-    })?;
-    let [found] = found;
-    Ok(found)
+    fn lookup(
+        &self,
+        key: &LockKey,
+        waiters_max: u64,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        let deadline = clock::now().saturating_add(self.operation_timeout());
+        let found = describe(self, key, waiters_max, deadline)?;
+        let mut found = [found.map(|held| held.into_lock_info(key))];
+        add_members(slice::from_ref(key), &mut found, |request| {
+            self.ask_about(key, request, deadline)
+        })?;
+        let [found] = found;
+        Ok(found)
+    }
 }

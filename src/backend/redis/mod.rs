@@ -1,21 +1,19 @@
 //! Locks on one Redis server: the scripts, their requests and replies, and what acquires, renews
 //! and releases with them.
 
-pub(crate) mod acquire_all;
 mod acquisition;
-pub(crate) mod adopt;
 mod backend;
 mod cleanup;
+mod extras;
 mod fields;
 mod grant_stream;
 pub(crate) mod group_requests;
-pub(crate) mod inspect;
+mod inspect;
 pub(crate) mod kinds;
 pub(crate) mod list_requests;
 pub(crate) mod listing;
 pub(crate) mod node;
 mod one_server;
-mod one_server_methods;
 mod release;
 mod release_turns;
 pub(crate) mod renewals;
@@ -33,15 +31,11 @@ pub(crate) use self::fields::parse_grant;
 #[cfg(feature = "tls")]
 pub(crate) use self::node::certificates;
 pub(crate) use self::{
-    acquire_all::acquire_all_on_one_server,
     acquisition::{ClaimServer, RedisAcquisition},
-    adopt::adopt_on_one_server,
     backend::{RedisBackend, RedisSettings},
     cleanup::{CHECK_INTERVAL, PIPELINE_MAX, RedisCleaner},
     fields::{PubSubMessage, write_command},
     grant_stream::RedisGrantStream,
-    group_requests::downgrade_on_one_server,
-    inspect::{lookup_on_one_server, reported_ids_on_one_server},
     node::{
         BackgroundConnects, Connected, Connection, ConnectionPool, Endpoint, Exchange,
         ExchangeLimits, HeardSubscription, InFlightRequest, Info, LateReader, NodeConnections,
@@ -49,8 +43,6 @@ pub(crate) use self::{
         exchange_all, exchange_within,
     },
     one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
-    one_server_methods::one_server_methods,
-    release::{clean_up_on_one_server, release_id_on_one_server, release_on_one_server},
     release_turns::ReleaseTurns,
     replicas::Replicas,
     script::{Request, ScriptRef},

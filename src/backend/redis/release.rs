@@ -9,7 +9,7 @@ use super::{
     requests_and_replies::{Release, ReleaseReply},
 };
 use crate::{
-    backend::{ReleaseReport, error::BackendError},
+    backend::{ReleaseReport, Releases, error::BackendError},
     core::{
         claim::{Claim, Residue},
         key::LockKey,
@@ -29,50 +29,49 @@ pub(super) const FAILOVER_PAUSE_MAX: Duration = Duration::from_millis(200);
 /// others.
 const REPEATED_RELEASES_MAX: u32 = 100;
 
-/// Releases the lock of a lease that has ended.
-pub(crate) fn release_on_one_server(
-    backend: &impl OneServerForEachLock,
-    lease: &Lease,
-    was_held: bool,
-    deadline: Moment,
-) -> ReleaseReport {
-    let release = ReleaseAttempts::of_lease(lease, was_held, backend.yielding());
-    let result = release
-        .through_failover(deadline, |release| release.send_by(backend, Purpose::Release, deadline));
-    report(lease, result)
-}
-
-/// Releases a lock by the id of its holder.
-pub(crate) fn release_id_on_one_server(
-    backend: &impl OneServerForEachLock,
-    key: &LockKey,
-    id: &[u8],
-    was_held: bool,
-    deadline: Moment,
-) -> Result<Released, BackendError> {
-    release_any_kind(id, |kind| {
-        let release = ReleaseAttempts::new(Release::new(kind, key, id), was_held);
+impl<B: OneServerForEachLock> Releases for B {
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
+        let release = ReleaseAttempts::of_lease(lease, was_held, self.yielding());
         let result = release.through_failover(deadline, |release| {
-            release.send_by(backend, Purpose::Release, deadline)
+            release.send_by(self, Purpose::Release, deadline)
         });
-        result.map_err(BackendError::Node)
-    })
+        report(lease, result)
+    }
+
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        was_held: bool,
+        deadline: Moment,
+    ) -> Result<Released, BackendError> {
+        release_any_kind(id, |kind| {
+            let release = ReleaseAttempts::new(Release::new(kind, key, id), was_held);
+            let result = release.through_failover(deadline, |release| {
+                release.send_by(self, Purpose::Release, deadline)
+            });
+            result.map_err(BackendError::Node)
+        })
+    }
+
+    fn lease_residue(&self, lease: &Lease) -> Residue {
+        lease.residue(NodeSet::single(0))
+    }
+
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        deadline: Moment,
+    ) -> Result<(), BackendError> {
+        let request = Release::of_residue(claim, residue, clock::now());
+        let mut release = ReleaseAttempts::new(request, false);
+        release.send_by(self, Purpose::CleanUp, deadline).map(drop).map_err(BackendError::Node)
+    }
 }
 
-/// Releases once what a claim has left.
-pub(crate) fn clean_up_on_one_server(
-    backend: &impl OneServerForEachLock,
-    claim: &Claim,
-    residue: &Residue,
-    deadline: Moment,
-) -> Result<(), BackendError> {
-    let request = Release::of_residue(claim, residue, clock::now());
-    let mut release = ReleaseAttempts::new(request, false);
-    release.send_by(backend, Purpose::CleanUp, deadline).map(drop).map_err(BackendError::Node)
-}
-
-/// Does the same for several leases. `ask_all` sends requests in one exchange by its deadline, or
-/// returns nothing if there is no time for them: first all, then each again whose reply is lost.
+/// Releases the locks of several leases. `ask_all` sends requests in one exchange by its deadline,
+/// or returns nothing if there is no time for them: first all, then each again whose reply is lost.
 pub(crate) fn release_all_on_one_server(
     leases: &[(&Lease, bool)],
     yielding: Option<&Yielding>,

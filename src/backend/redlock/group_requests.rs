@@ -1,12 +1,12 @@
-//! Groups over several nodes: turning a writer into a reader, and the members that a quorum
-//! reports.
+//! Groups over several nodes: which are refused, turning a writer into a reader, and the members
+//! that a quorum reports.
 
 use std::collections::HashMap;
 
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, release::ReleaseRequest};
 use crate::{
     backend::{
-        Passed,
+        Extras, Feature, Passed,
         error::BackendError,
         redis::{
             Exchange,
@@ -26,15 +26,23 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-impl Redlock {
+impl Extras for Redlock {
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            // Of each two quorums, one node decides: it keeps the lock for one holder, or for a
+            // group without a limit. It cannot count the members that other quorums have.
+            Feature::Kind(kind) => kind.membership().filter(|group| group.limit > 1).map(|_| {
+                "over several nodes, counting permits on each of them could grant more than the \
+                 limit; use one server for semaphores"
+            }),
+            other => other.refusal_of_mutexes_only(),
+        }
+    }
+
     /// Turns a writer into a reader on a quorum of the nodes. Asks once more if that fails: the
     /// first request gets half of the time. Until a node has carried it out, the node keeps the
     /// lock for the writer, which excludes others too. Renewals find such a node, and repair it.
-    pub(super) fn downgrade_lease(
-        &self,
-        lease: &Lease,
-        deadline: Moment,
-    ) -> Result<Passed, BackendError> {
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
         let (claim, ttl) = (&lease.claim, lease.ttl());
         let request =
             |_| Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
@@ -89,7 +97,9 @@ impl Redlock {
         }
         Ok(Passed::To(lease.granted_until(node_deadlines)))
     }
+}
 
+impl Redlock {
     /// Lists the members that a quorum reports, of each of these locks. Waits for all `targets`.
     pub(super) fn list_members(
         &self,

@@ -1,4 +1,4 @@
-//! Requests that change nothing and may be repeated: the holder of a lock, and whether the nodes
+//! Requests that change nothing and may be repeated: looks at one lock, and whether the nodes
 //! respond.
 
 use std::{slice, time::Duration};
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Inspection, ReportedIds,
+        Inspection, Looks, ReportedIds,
         error::BackendError,
         redis::{
             Request, group_requests::add_members, list_requests::DescribeLocks,
@@ -29,10 +29,10 @@ use crate::{
 /// How long to wait for the other nodes once a quorum has replied.
 const INSPECT_STRAGGLER_GRACE: Duration = Duration::from_millis(20);
 
-impl Redlock {
+impl Looks for Redlock {
     /// Returns the holder of a lock according to a quorum. Waits for slow nodes only if the result
     /// depends on them.
-    pub(crate) fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
+    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
         let mut found = [self.inspect_by(key, deadline)?];
         add_members(slice::from_ref(key), &mut found, |request| {
@@ -47,26 +47,9 @@ impl Redlock {
         })
     }
 
-    fn inspect_by(
-        &self,
-        key: &LockKey,
-        deadline: Moment,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
-        let ask = |grace| self.decide(key, self.describe_with(key, grace, deadline)?);
-        match ask(INSPECT_STRAGGLER_GRACE) {
-            // The nodes that were not waited for may decide it.
-            Err(_) if clock::now() < deadline => ask(self.operation_timeout()),
-            result => result,
-        }
-    }
-
     /// Returns the ids of all holders that any node reports, as far as the nodes reply by
     /// `deadline`.
-    pub(super) fn reported_ids(
-        &self,
-        key: &LockKey,
-        deadline: Moment,
-    ) -> Result<ReportedIds, BackendError> {
+    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         let grace = deadline.duration_since(clock::now());
         let responses = self.describe_with(key, grace, deadline)?;
         let mut ids: Vec<Vec<u8>> = Vec::new();
@@ -89,6 +72,40 @@ impl Redlock {
             [] => Inspection::Free,
             _ => Inspection::Held(ids),
         })
+    }
+
+    fn lookup(
+        &self,
+        key: &LockKey,
+        waiters_max: u64,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        let end = clock::now().saturating_add(self.operation_timeout());
+        let mut connections = self.checkout(end)?;
+        let (all, mut responsive) = (self.all_nodes(), self.all_nodes());
+        let request = |_| DescribeLocks::lookup(key, waiters_max);
+        // A silent node must leave time for the request for the members.
+        let until = end.halfway();
+        let responses =
+            self.ask_responsive(&mut connections, all, &mut responsive, until, request)?;
+        let mut found = [self.combine(key, &responses, 0).1];
+        self.add_members(&mut connections, responsive, slice::from_ref(key), &mut found, end)?;
+        let [found] = found;
+        Ok(found)
+    }
+}
+
+impl Redlock {
+    fn inspect_by(
+        &self,
+        key: &LockKey,
+        deadline: Moment,
+    ) -> Result<Inspection<LockInfo>, BackendError> {
+        let ask = |grace| self.decide(key, self.describe_with(key, grace, deadline)?);
+        match ask(INSPECT_STRAGGLER_GRACE) {
+            // The nodes that were not waited for may decide it.
+            Err(_) if clock::now() < deadline => ask(self.operation_timeout()),
+            result => result,
+        }
     }
 
     fn describe_with(

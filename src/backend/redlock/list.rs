@@ -1,8 +1,6 @@
 //! Listing the locks of several nodes: finds their keys by scanning, then asks for holders and
 //! waiters in small batches. Changes nothing.
 
-use std::slice;
-
 use super::{
     BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
 };
@@ -60,29 +58,9 @@ impl Redlock {
         Ok(listing.into_locks())
     }
 
-    /// Looks up one lock, with at most `waiters_max` of its waiters.
-    pub(crate) fn lookup(
-        &self,
-        key: &LockKey,
-        waiters_max: u64,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
-        let end = clock::now().saturating_add(self.operation_timeout());
-        let mut connections = self.checkout(end)?;
-        let (all, mut responsive) = (self.all_nodes(), self.all_nodes());
-        let request = |_| DescribeLocks::lookup(key, waiters_max);
-        // A silent node must leave time for the request for the members.
-        let until = end.halfway();
-        let responses =
-            self.ask_responsive(&mut connections, all, &mut responsive, until, request)?;
-        let mut found = [self.combine(key, &responses, 0).1];
-        self.add_members(&mut connections, responsive, slice::from_ref(key), &mut found, end)?;
-        let [found] = found;
-        Ok(found)
-    }
-
     /// Adds the members to the locks that groups have, as these nodes report them. A group of which
     /// no member is on a quorum does not hold its lock for certain.
-    fn add_members(
+    pub(super) fn add_members(
         &self,
         connections: &mut NodeConnections,
         nodes: NodeSet,
@@ -134,7 +112,7 @@ impl Redlock {
     /// Asks nodes, and asks those with a stale connection again, within one operation timeout and
     /// before `end`. Removes nodes that do not reply from `responsive`, and fails if no quorum of
     /// them is left.
-    fn ask_responsive<C: Request>(
+    pub(super) fn ask_responsive<C: Request>(
         &self,
         connections: &mut NodeConnections,
         targets: NodeSet,

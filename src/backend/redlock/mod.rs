@@ -41,8 +41,8 @@ pub(crate) use self::{
 pub(crate) use crate::backend::redis::{NodeConnections, PooledConnections};
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, Feature, GrantStream, Inspection, LeaseRenewals,
-        Passed, QueuePlace, ReleaseReport, RenewSoon, ReportedIds, ResidueCleaner,
+        AcquireRequest, Acquisition, Backend, GrantStream, LeaseRenewals, QueuePlace, RenewSoon,
+        ResidueCleaner,
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, NodeError, NodeErrorKind, RedisGrantStream,
@@ -50,17 +50,14 @@ use crate::{
         },
     },
     core::{
-        claim::{Claim, Residue},
-        holder::Holder,
-        key::LockKey,
+        claim::Residue,
         kind::LockKind,
-        lease::Lease,
         node_answer::Vote,
         quorum::{NodeSet, prevents_quorum, quorum},
         validity::EXPIRY_SLACK,
     },
     error::{Action, LockError},
-    lock_info::{LockInfo, Released},
+    lock_info::LockInfo,
     observe::Observer,
     sys::clock::{self, Moment},
 };
@@ -317,78 +314,12 @@ impl Backend for Redlock {
             || (self.nodes[node].health.is_failing() && preferred != node)
     }
 
-    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
-        Redlock::release_lease(self, lease, was_held, deadline)
-    }
-
-    fn release_id(
-        &self,
-        key: &LockKey,
-        id: &[u8],
-        was_held: bool,
-        deadline: Moment,
-    ) -> Result<Released, BackendError> {
-        Redlock::release_id(self, key, id, was_held, deadline)
-    }
-
-    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
-        match feature {
-            // Of each two quorums, one node decides: it keeps the lock for one holder, or for a
-            // group without a limit. It cannot count the members that other quorums have.
-            Feature::Kind(kind) => kind.membership().filter(|group| group.limit > 1).map(|_| {
-                "over several nodes, counting permits on each of them could grant more than the \
-                 limit; use one server for semaphores"
-            }),
-            other => other.refusal_of_mutexes_only(),
-        }
-    }
-
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
-        self.downgrade_lease(lease, deadline)
-    }
-
-    fn lease_residue(&self, lease: &Lease) -> Residue {
-        let may_be_in_flight = clock::now() < lease.in_flight.broken_until;
-        let nodes = if may_be_in_flight { self.all_nodes() } else { lease.may_hold() };
-        lease.residue(nodes)
-    }
-
     fn lease_renewals(self: Arc<Self>, _: RenewSoon) -> Box<dyn LeaseRenewals + Send> {
         Box::new(QuorumRenewals::new(self))
     }
 
     fn residue_cleaner(self: Arc<Self>) -> Box<dyn ResidueCleaner + Send> {
         Box::new(QuorumCleaner::new(self))
-    }
-
-    fn clean_up_once(
-        &self,
-        claim: &Claim,
-        residue: &Residue,
-        deadline: Moment,
-    ) -> Result<(), BackendError> {
-        Redlock::clean_up_once(self, claim, residue, deadline)
-    }
-
-    /// Waits for a quorum only, because the clean-up queue reaches the other nodes.
-    fn complete_release(&self, lease: &Lease, deadline: Moment) -> Result<(), BackendError> {
-        Redlock::release_lease(self, lease, true, deadline).result.map(drop)
-    }
-
-    fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
-        Redlock::inspect(self, key)
-    }
-
-    fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
-        Redlock::reported_ids(self, key, deadline)
-    }
-
-    fn lookup(
-        &self,
-        key: &LockKey,
-        waiters_max: u64,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
-        Redlock::lookup(self, key, waiters_max)
     }
 
     fn list(&self, prefix: &str, pattern: &str) -> Result<Vec<LockInfo>, BackendError> {

@@ -5,7 +5,7 @@ use std::io;
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, responses::Responses};
 use crate::{
     backend::{
-        ReleaseReport,
+        ReleaseReport, Releases,
         error::BackendError,
         redis::{
             Exchange, NodeError, Urgency,
@@ -78,15 +78,10 @@ pub(crate) struct ReleaseOutcome {
     pub(crate) released_on: NodeSet,
 }
 
-impl Redlock {
+impl Releases for Redlock {
     /// Releases the lock of a lease that has ended, over reserved connections if the pool is
     /// exhausted.
-    pub(super) fn release_lease(
-        &self,
-        lease: &Lease,
-        was_held: bool,
-        deadline: Moment,
-    ) -> ReleaseReport {
+    fn release_lease(&self, lease: &Lease, was_held: bool, deadline: Moment) -> ReleaseReport {
         let release = Release::of_claim(&lease.claim, &lease.queue_entry);
         let unanswered = lease.in_flight.unanswered_at(clock::now());
         let request = ReleaseRequest { unanswered, ..ReleaseRequest::new(release, was_held) };
@@ -97,6 +92,54 @@ impl Redlock {
         ReleaseReport { result: outcome.result, residues }
     }
 
+    /// Releases the lock if its holder, or one of its holders, has this id. Asks all nodes, even
+    /// those in back-off, and once more if one does not reply. Otherwise such a node, if it is the
+    /// queue node, could keep the lock from others for the rest of the ttl.
+    fn release_id(
+        &self,
+        key: &LockKey,
+        id: &[u8],
+        was_held: bool,
+        deadline: Moment,
+    ) -> Result<Released, BackendError> {
+        let mut connections =
+            self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
+        release_any_kind(id, |kind| {
+            let request = ReleaseRequest::new(Release::new(kind, key, id), was_held);
+            let request = ReleaseRequest { wait_for_all: true, ..request };
+            // A silent node must leave time for a second request: the lock may be held by a group,
+            // or by an id whose text this is.
+            let is_last = kind != LockKind::Mutex;
+            let until = if is_last { deadline } else { deadline.halfway() };
+            self.release(&mut connections, request, until).result
+        })
+    }
+
+    fn lease_residue(&self, lease: &Lease) -> Residue {
+        let may_be_in_flight = clock::now() < lease.in_flight.broken_until;
+        let nodes = if may_be_in_flight { self.all_nodes() } else { lease.may_hold() };
+        lease.residue(nodes)
+    }
+
+    fn clean_up_once(
+        &self,
+        claim: &Claim,
+        residue: &Residue,
+        deadline: Moment,
+    ) -> Result<(), BackendError> {
+        let request = ReleaseRequest::new(Release::of_claim(claim, &residue.queue_entry), false);
+        let release = |connections: &mut _| self.release(connections, request, deadline);
+        let outcome = self.pool().with_reserved(deadline, release);
+        outcome.unwrap_or_else(|| self.no_turn()).result.map(drop)
+    }
+
+    /// Waits for a quorum only, because the clean-up queue reaches the other nodes.
+    fn complete_release(&self, lease: &Lease, deadline: Moment) -> Result<(), BackendError> {
+        self.release_lease(lease, true, deadline).result.map(drop)
+    }
+}
+
+impl Redlock {
     /// What a release may have left.
     fn release_residues(&self, lease: &Lease, outcome: &ReleaseOutcome) -> Vec<Residue> {
         let (now, in_flight, may_hold) = (clock::now(), lease.in_flight, lease.may_hold());
@@ -121,42 +164,6 @@ impl Redlock {
         residues.push(residue(nodes, until, PendingAcks::new()));
         residues.retain(|residue| !residue.nodes.is_empty());
         residues
-    }
-
-    /// Releases the lock if its holder, or one of its holders, has this id. Asks all nodes, even
-    /// those in back-off, and once more if one does not reply. Otherwise such a node, if it is the
-    /// queue node, could keep the lock from others for the rest of the ttl.
-    pub(super) fn release_id(
-        &self,
-        key: &LockKey,
-        id: &[u8],
-        was_held: bool,
-        deadline: Moment,
-    ) -> Result<Released, BackendError> {
-        let mut connections =
-            self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
-        release_any_kind(id, |kind| {
-            let request = ReleaseRequest::new(Release::new(kind, key, id), was_held);
-            let request = ReleaseRequest { wait_for_all: true, ..request };
-            // A silent node must leave time for a second request: the lock may be held by a group,
-            // or by an id whose text this is.
-            let is_last = kind != LockKind::Mutex;
-            let until = if is_last { deadline } else { deadline.halfway() };
-            self.release(&mut connections, request, until).result
-        })
-    }
-
-    /// Cleans up after a claim, for a caller that has nobody else to do it.
-    pub(super) fn clean_up_once(
-        &self,
-        claim: &Claim,
-        residue: &Residue,
-        deadline: Moment,
-    ) -> Result<(), BackendError> {
-        let request = ReleaseRequest::new(Release::of_claim(claim, &residue.queue_entry), false);
-        let release = |connections: &mut _| self.release(connections, request, deadline);
-        let outcome = self.pool().with_reserved(deadline, release);
-        outcome.unwrap_or_else(|| self.no_turn()).result.map(drop)
     }
 
     /// There was no time to send the release.
