@@ -128,7 +128,7 @@ impl Pair {
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
         const WEIGHTED: [usize; 23] =
-            [0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 4, 4, 5, 5, 5, 6, 7, 8, 8, 9, 9, 10, 10];
+            [0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 4, 4, 4, 5, 5, 5, 6, 7, 7, 8, 8, 9, 9];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
@@ -182,6 +182,7 @@ impl Pair {
             Script::Describe => vec![each, "3"],
             Script::AcquireGroup => {
                 let decided = [ahead, self.pick(&["0", "1"])];
+                let mode = self.pick(&[mode, mode, mode, "downgrade"]);
                 [&[id, ttl, mode, &entry, late, heal], &self.membership()[..], &decided].concat()
             }
             Script::ReleaseGroup if self.rng.bool() => {
@@ -191,7 +192,6 @@ impl Pair {
                 let id = self.pick(&[id, id, "distlock:read", "distlock:permits"]);
                 vec![id, &entry, if self.rng.bool() { "" } else { late }, self.pick(&["0", "1"])]
             }
-            Script::Downgrade => vec![id, ttl],
             Script::ListMembers => vec![self.pick(&["0", "1", "100"])],
             Script::Adopt => vec![id, "six", ttl, self.pick(&["1", "2"]), late],
             Script::AcquireAll => {

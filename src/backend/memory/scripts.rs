@@ -47,8 +47,6 @@ pub enum Script {
     AcquireGroup,
     /// Releases one of these.
     ReleaseGroup,
-    /// Turns a write lock into a read lock.
-    Downgrade,
     /// Lists members of groups.
     ListMembers,
     /// Releases a lock that stays taken for a while.
@@ -61,14 +59,13 @@ pub enum Script {
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Script; 11] = [
+    pub const ALL: [Script; 10] = [
         Script::Acquire,
         Script::Release,
         Script::Renew,
         Script::Describe,
         Script::AcquireGroup,
         Script::ReleaseGroup,
-        Script::Downgrade,
         Script::ListMembers,
         Script::Keep,
         Script::Adopt,
@@ -83,7 +80,6 @@ impl Script {
             Script::Describe => &list_requests::DESCRIBE,
             Script::AcquireGroup => &group_kind::ACQUIRE,
             Script::ReleaseGroup => &group_kind::RELEASE,
-            Script::Downgrade => &group_kind::DOWNGRADE,
             Script::ListMembers => &group_kind::LIST,
             Script::Keep => &KEEP,
             Script::Adopt => &ADOPT,
@@ -126,7 +122,6 @@ impl Script {
             Script::Describe => call.describe_locks(),
             Script::AcquireGroup => GroupCall::new(call).acquire(),
             Script::ReleaseGroup => GroupCall::new(call).release(),
-            Script::Downgrade => GroupCall::new(call).downgrade(),
             Script::ListMembers => call.list_members(),
             Script::Keep => call.keep(),
             Script::Adopt => call.adopt(),

@@ -3,9 +3,7 @@
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
-    requests_and_replies::{
-        AcquireAll, AcquireAllReply, Adopt, AdoptReply, Downgrade, DowngradeReply,
-    },
+    requests_and_replies::{Acquire, AcquireAll, AcquireAllReply, AcquireReply, Adopt, AdoptReply},
 };
 use crate::{
     backend::{
@@ -13,7 +11,7 @@ use crate::{
         error::BackendError,
     },
     core::{
-        claim::{Claim, Grant, Residue, whole_ms},
+        claim::{Claim, Grant, Residue},
         id::LockId,
         lease::Lease,
         lock_lost::LockLost,
@@ -87,24 +85,26 @@ impl<B: OneServerForEachLock> Extras for B {
     /// Turns a write lock into a read lock. Asks once more if the reply is lost: the first request
     /// gets half of the time, so that the second has the other half.
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
-        let claim = &lease.claim;
-        let ttl = lease.ttl();
-        let request = Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
-        let ask = |until| self.exchange(&claim.key, &request, Purpose::Downgrade, until);
+        let request = Acquire::downgrade(lease);
+        let ask = |until| self.exchange(request.key, &request, Purpose::Downgrade, until);
         let result = match ask(deadline.halfway()) {
+            Ok(Exchange { reply: AcquireReply::Late { .. }, .. }) => ask(deadline),
             Err(failure) if failure.is_transient() || failure.is_not_master() => ask(deadline),
             result => result,
         };
         let Exchange { sent, reply } = result.map_err(BackendError::Node)?;
-        Ok(match reply {
-            DowngradeReply::Done => {
+        match reply {
+            AcquireReply::Held { .. } => {
                 let mut node_deadlines = NodeDeadlines::new(1);
-                node_deadlines.confirm(0, deadline_from_sent(sent, ttl));
-                Passed::To(lease.granted_until(node_deadlines))
+                node_deadlines.confirm(0, deadline_from_sent(sent, lease.ttl()));
+                Ok(Passed::To(lease.granted_until(node_deadlines)))
             }
-            DowngradeReply::Gone => Passed::Lost(LockLost::Gone),
-            DowngradeReply::HeldByOther(by) => Passed::Lost(LockLost::Taken { by: Box::new(by) }),
-        })
+            AcquireReply::WrongType => Ok(Passed::Lost(LockLost::Gone)),
+            AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => {
+                Ok(Passed::Lost(LockLost::Taken { by: Box::new(holder) }))
+            }
+            AcquireReply::Late { .. } => Err(timed_out(true)),
+        }
     }
 
     /// Gives the lock of the holder `former` to this claim. Asks once more if the reply is lost:

@@ -6,7 +6,7 @@ pub(crate) use super::kinds::{
     acquire::{Acquire, AcquireMode, AcquireReply},
     acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},
-    group::{Downgrade, DowngradeReply, GroupReport, ListMembers},
+    group::{GroupReport, ListMembers},
     release::{Release, ReleaseReply},
     renew::{Renew, RenewReply, Renewal},
 };

@@ -208,7 +208,6 @@ mod tests {
             &DESCRIBE,
             &group::ACQUIRE,
             &group::RELEASE,
-            &group::DOWNGRADE,
             &group::LIST,
             &KEEP,
             &ADOPT,

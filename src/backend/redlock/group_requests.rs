@@ -3,18 +3,18 @@
 
 use std::collections::HashMap;
 
-use super::{BroadcastOptions, NodeConnections, Redlock, Response, release::ReleaseRequest};
+use super::{BroadcastOptions, NodeConnections, Redlock, Response, release::ReleaseRequest, round};
 use crate::{
     backend::{
         Extras, Feature, Passed,
         error::BackendError,
         redis::{
             Exchange,
-            requests_and_replies::{Downgrade, DowngradeReply, GroupReport, ListMembers, Release},
+            requests_and_replies::{Acquire, AcquireReply, GroupReport, ListMembers, Release},
         },
     },
     core::{
-        claim::{Claim, whole_ms},
+        claim::Claim,
         holder::Holder,
         kind::{HeldBy, LockKind},
         lease::Lease,
@@ -44,14 +44,15 @@ impl Extras for Redlock {
     /// lock for the writer, which excludes others too. Renewals find such a node, and repair it.
     fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
         let (claim, ttl) = (&lease.claim, lease.ttl());
-        let request =
-            |_| Downgrade { key: &claim.key, id: claim.id.as_str(), ttl_ms: whole_ms(ttl) };
+        let request = |_| Acquire::downgrade(lease);
         let excluded = lease.node_deadlines.lock().excluded();
         let counts = |node, sent| self.votes_at(node, sent) && !excluded.contains(node);
-        let vote = |node: usize, exchange: &Exchange<DowngradeReply>| match exchange.reply {
-            DowngradeReply::Done if counts(node, exchange.sent) => Vote::Yes,
-            DowngradeReply::Done => Vote::Unknown,
-            DowngradeReply::Gone | DowngradeReply::HeldByOther(_) => Vote::No,
+        let vote = |node: usize, exchange: &Exchange<AcquireReply>| match exchange.reply {
+            AcquireReply::Held { .. } if counts(node, exchange.sent) => Vote::Yes,
+            AcquireReply::Held { .. } | AcquireReply::Late { .. } => Vote::Unknown,
+            AcquireReply::WrongType | AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => {
+                Vote::No
+            }
         };
         let halfway = deadline.halfway();
         let mut connections = self.checkout(deadline)?;
@@ -66,9 +67,7 @@ impl Extras for Redlock {
             Verdict::Granted => {}
             Verdict::Rejected => {
                 let by = responses.by_node.iter().find_map(|response| match response {
-                    Response::Replied(Exchange {
-                        reply: DowngradeReply::HeldByOther(by), ..
-                    }) => Some(Box::new(by.clone())),
+                    Response::Replied(exchange) => exchange.reply.holder().cloned().map(Box::new),
                     _ => None,
                 });
                 // A minority may still keep it. What this does not reach expires.
@@ -155,11 +154,11 @@ fn common_members<'a>(
     Some(GroupReport { held_by, members })
 }
 
-fn describe(reply: &DowngradeReply) -> String {
+fn describe(reply: &AcquireReply) -> String {
     match reply {
-        DowngradeReply::Done => "downgraded".into(),
-        DowngradeReply::Gone => "not held".into(),
-        DowngradeReply::HeldByOther(holder) => format!("held by {holder}"),
+        AcquireReply::Held { .. } => "downgraded".into(),
+        AcquireReply::WrongType => "not held".into(),
+        other => round::describe(other),
     }
 }
 

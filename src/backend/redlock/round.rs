@@ -107,7 +107,7 @@ pub(super) fn vote(reply: &AcquireReply, is_quarantined: bool) -> Vote {
     }
 }
 
-fn describe(reply: &AcquireReply) -> String {
+pub(super) fn describe(reply: &AcquireReply) -> String {
     match reply {
         AcquireReply::Held { .. } => "granted".into(),
         AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => {

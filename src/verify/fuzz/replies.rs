@@ -17,8 +17,8 @@ use crate::{
             list_requests::{DescribeLocks, HeldDescription, Scan},
             parse_grant, parse_time,
             requests_and_replies::{
-                Acquire, AcquireMode, AcquireReply, Downgrade, DowngradeReply, ListMembers, Ping,
-                Release, ReleaseReply, Renew, RenewReply, Renewal,
+                Acquire, AcquireMode, AcquireReply, ListMembers, Ping, Release, ReleaseReply,
+                Renew, RenewReply, Renewal,
             },
         },
     },
@@ -150,20 +150,14 @@ fn check_reply(reply: &Value) -> u64 {
 }
 
 /// Replies about groups.
-fn check_group_reply(key: &LockKey, reply: &Value) -> (Option<u8>, Option<bool>, Vec<usize>) {
-    let downgraded = taken(&Downgrade { key, id: "me", ttl_ms: 10 }, reply).map(|answer| {
-        if let DowngradeReply::HeldByOther(holder) = &answer {
-            presentable(holder);
-        }
-        u8::from(answer == DowngradeReply::Done)
-    });
+fn check_group_reply(key: &LockKey, reply: &Value) -> (Option<bool>, Vec<usize>) {
     let released = taken(&Release::new(LockKind::Read, key, b"me"), reply);
     let listed = (1..=2).filter_map(|count| taken(&ListMembers(&[key, key][..count]), reply));
     let listed = listed.flatten().flatten().map(|group| {
         group.members.iter().for_each(presentable);
         group.members.len()
     });
-    (downgraded, released.map(|answer| answer.has_more()), listed.collect())
+    (released.map(|answer| answer.has_more()), listed.collect())
 }
 
 #[test]

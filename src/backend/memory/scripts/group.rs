@@ -251,13 +251,16 @@ impl<'a> GroupCall<'a> {
             return self.held(&token);
         }
         if let Some(group) = group.filter(|_| self.holder.as_deref() == Some(id)) {
-            let token = self.token_again(token_min, &from, token_ttl)?;
             self.call.db.pexpire(lock, ttl)?;
+            let token = self.token_again(token_min, &from, token_ttl)?;
             self.holder = None;
             self.add_member(group, id, needed, ttl);
             self.write_members()?;
             self.grant_next(b"", 0, b"")?;
             return self.held(&token);
+        }
+        if mode == b"downgrade" && (self.holder.is_none() || self.is_held_by_group()) {
+            return reply_line(&[nonce, b"type", &now]);
         }
         let mut waiting = self.call.db.llen(queue)?;
         if waiting > 0 && (self.holder.is_none() || self.is_held_by_group()) {
@@ -378,35 +381,6 @@ impl<'a> GroupCall<'a> {
             };
         }
         let holder = self.holder.take().unwrap_or_default();
-        let description = self.call.describe(0, &holder, None)?;
-        reply_line(&[nonce, b"other", &now, &description])
-    }
-
-    pub(super) fn downgrade(mut self) -> StoreResult<Value> {
-        const READERS: &[u8] = b"distlock:read";
-        let (nonce, id, ttl) = (self.call.arg(0), self.call.arg(1), number(self.call.arg(2)));
-        let (lock, now) = (self.call.key(0), self.call.clock());
-        let holder = self.call.db.get(lock);
-        if is_wrong_type(&holder) {
-            return reply_line(&[nonce, b"type"]);
-        }
-        self.holder = holder?;
-        if self.holder.as_deref() == Some(id) {
-            self.call.db.pexpire(lock, ttl)?;
-            self.holder = None;
-            self.add_member(READERS, id, 1, ttl);
-            self.write_members()?;
-            self.grant_next(b"", 0, b"")?;
-            return reply_line(&[nonce, b"read", &now]);
-        }
-        if self.holder.as_deref() == Some(READERS) && self.is_member(id)? {
-            self.add_member(READERS, id, 1, ttl);
-            self.write_members()?;
-            return reply_line(&[nonce, b"read", &now]);
-        }
-        let Some(holder) = self.holder.take().filter(|holder| !is_group(holder)) else {
-            return reply_line(&[nonce, b"gone", &now]);
-        };
         let description = self.call.describe(0, &holder, None)?;
         reply_line(&[nonce, b"other", &now, &description])
     }

@@ -12,9 +12,11 @@ use crate::{
         script::{Request, Script, ScriptRef, write_version},
     },
     core::{
+        claim::whole_ms,
         holder::Holder,
         key::LockKey,
         kind::{LockKind, Membership},
+        lease::Lease,
     },
 };
 
@@ -32,6 +34,8 @@ pub(crate) enum AcquireMode {
     Poll,
     /// Leaves the queue, with the last request.
     Leave,
+    /// Turns the writer with this id into a reader. Only for a read lock.
+    Downgrade,
 }
 
 #[derive(Clone, Copy)]
@@ -68,6 +72,7 @@ pub(crate) enum AcquireReply {
         newly_queued: bool,
         no_subscriber: bool,
     },
+    /// The key is not a lock. To a downgrade also: the writer has lost its lock.
     WrongType,
     /// The request arrived after its `not_after`. Nothing was done.
     Late {
@@ -92,7 +97,23 @@ impl AcquireReply {
     }
 }
 
-impl Acquire<'_> {
+impl<'a> Acquire<'a> {
+    /// Turns the writer that has this lease into a reader with the same token.
+    pub(crate) fn downgrade(writer: &'a Lease) -> Acquire<'a> {
+        let claim = &writer.claim;
+        Acquire {
+            kind: LockKind::Read,
+            key: &claim.key,
+            id: claim.id.as_str(),
+            ttl_ms: whole_ms(writer.ttl()),
+            mode: AcquireMode::Downgrade,
+            queue_entry: "",
+            repair_ttl_ms: 0,
+            token_min: writer.token().0,
+            is_token_decided: true,
+        }
+    }
+
     /// Appends the arguments that requests of all kinds begin with.
     fn write_head(&self, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
         write_number(out, nonce);
@@ -104,6 +125,7 @@ impl Acquire<'_> {
             AcquireMode::EnqueueHeard => b"join-heard",
             AcquireMode::Poll => b"look",
             AcquireMode::Leave => b"leave",
+            AcquireMode::Downgrade => b"downgrade",
         };
         write_bulk(out, &[mode]);
         write_bulk(out, &[self.queue_entry.as_bytes()]);

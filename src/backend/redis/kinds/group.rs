@@ -40,16 +40,6 @@ pub(crate) static RELEASE: Script = script!(
     "group/release.lua",
     "report.lua"
 );
-pub(crate) static DOWNGRADE: Script = script!(
-    256,
-    "shared.lua",
-    "token.lua",
-    "notify.lua",
-    "group/members.lua",
-    "group/grant.lua",
-    "group/downgrade.lua",
-    "report.lua"
-);
 pub(crate) static LIST: Script = script!(512, "group/list.lua");
 
 /// Maximum number of members that a list contains of each lock.
@@ -62,51 +52,6 @@ pub(super) fn write_keys(out: &mut Vec<u8>, key: &LockKey) {
     write_lock_keys(out, key);
     write_bulk(out, &key.fence_key().map(str::as_bytes));
     write_bulk(out, &key.members_key().map(str::as_bytes));
-}
-
-/// Turns a write lock into a read lock.
-pub(crate) struct Downgrade<'a> {
-    pub(crate) key: &'a LockKey,
-    pub(crate) id: &'a str,
-    pub(crate) ttl_ms: u64,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum DowngradeReply {
-    Done,
-    Gone,
-    HeldByOther(Holder),
-}
-
-impl Request for Downgrade<'_> {
-    type Reply = DowngradeReply;
-
-    fn script(&self) -> Option<&'static Script> {
-        Some(&DOWNGRADE)
-    }
-
-    fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
-        DOWNGRADE.write_header(by, 5, 3, out);
-        write_keys(out, self.key);
-        write_number(out, nonce);
-        write_bulk(out, &[self.id.as_bytes()]);
-        write_number(out, self.ttl_ms);
-        write_version(out);
-    }
-
-    fn decode(&self, nonce: u64, reply: Value) -> Option<DowngradeReply> {
-        let line = text_reply(&reply)?;
-        let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
-        Some(match tag {
-            "read" => DowngradeReply::Done,
-            "gone" | "type" => DowngradeReply::Gone,
-            "other" => {
-                let now_us = rest.clock()?;
-                DowngradeReply::HeldByOther(rest.holder(now_us)?)
-            }
-            _ => return None,
-        })
-    }
 }
 
 /// Lists the members of these groups.

@@ -59,8 +59,6 @@ fn requests_name_the_group_and_its_limit() {
     assert_eq!(release(LockKind::Write), ["me", "w", "", "-1"]);
     assert_eq!(release(permits), ["me", "w", "", "3"]);
 
-    let downgrade = Downgrade { key: &key, id: "me", ttl_ms: 10 };
-    assert_eq!(script_arguments(&downgrade, &keys()), ["me", "10"]);
     let list = [&key];
     assert_eq!(
         script_arguments(&ListMembers(&list), &[0, 4].map(|at| keys()[at].clone())),
@@ -71,19 +69,6 @@ fn requests_name_the_group_and_its_limit() {
 #[test]
 fn replies_are_decoded_or_rejected() {
     let key = LockKey::new("lock:", "a").unwrap();
-    let downgrade = Downgrade { key: &key, id: "me", ttl_ms: 10 };
-    let decode = |line: &str| downgrade.decode(7, text(line));
-    assert_eq!(decode("7 read 50"), Some(DowngradeReply::Done));
-    assert_eq!(decode("7 gone 50"), Some(DowngradeReply::Gone));
-    assert_eq!(decode("7 type"), Some(DowngradeReply::Gone));
-    let Some(DowngradeReply::HeldByOther(holder)) = decode("7 other 50 9 0 1 you") else {
-        panic!("another holder")
-    };
-    assert_eq!(holder.id(), "you");
-    for wrong in ["8 read 50", "7 other 50", "7 other x 9 0 1 you", "7 held 50"] {
-        assert_eq!(decode(wrong), None, "{wrong}");
-    }
-
     let release = Release::new(LockKind::Read, &key, b"me");
     let decode = |line: &str| release.decode(7, text(line));
     assert_eq!(decode("7 released"), Some(ReleaseReply::Released { has_more: false }));

@@ -9,8 +9,10 @@
 --       11 token_min, 16 digits: minimum token, so that several nodes grant the same one; 0 on one
 --       server, 12 1 if token_min is not below the token that this member was given here last,
 --       13 protocol version
---       mode and repair as in mutex/acquire.lua
--- Reply as for mutex/acquire.lua; holder may be "group members member"
+--       mode and repair as in mutex/acquire.lua; mode 'downgrade' turns the writer with this id
+--       into a reader
+-- Reply as for mutex/acquire.lua; holder may be "group members member", and to a downgrade, type
+--       also means that the writer has lost its lock
 
 local entry = ARGV[5]
 local group, limit, n = ARGV[8] ~= '' and ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -63,14 +65,19 @@ if group and holder == group then
     return nonce .. ' held ' .. now .. ' ' .. token
   end
 elseif group and holder == id then
-  -- One of several nodes that has missed the downgrade of this writer.
-  local token = token_again()
+  -- A downgrade of this writer, or a later request to one of several nodes that has missed it.
+  -- PEXPIRE comes first, because it works if the server is out of memory.
   redis.call('PEXPIRE', KEYS[1], ttl)
+  local token = token_again()
   holder = false
   add_member(now, group, id, n, ttl)
   write_members(now)
   grant_next(now)
   return nonce .. ' held ' .. now .. ' ' .. token
+end
+-- A writer that has lost its lock begins no group, and joins none.
+if mode == 'downgrade' and (not holder or GROUPS[holder]) then
+  return nonce .. ' type ' .. now
 end
 
 local waiting = redis.call('LLEN', KEYS[2])
