@@ -128,7 +128,7 @@ impl Pair {
     /// A call of a random script, as the library sends it.
     fn call(&mut self) -> Vec<Bytes> {
         const WEIGHTED: [usize; 23] =
-            [0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 4, 4, 4, 5, 5, 5, 6, 7, 7, 8, 8, 9, 9];
+            [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8, 8];
         let script = Script::ALL[WEIGHTED[self.rng.usize(..WEIGHTED.len())]];
         self.nonce += 1;
         let nonce = self.nonce.to_string();
@@ -147,9 +147,8 @@ impl Pair {
         }
         let keys: Vec<&str> = match (script, self.rng.bool()) {
             (Script::Renew, _) => renewed,
-            (Script::Describe, _) => KEYS[..6].to_vec(),
+            (Script::Describe, _) => [&KEYS[..3], &[KEYS[7]], &KEYS[3..6], &[KEYS[8]]].concat(),
             (Script::AcquireAll, _) => KEYS[..7].to_vec(),
-            (Script::ListMembers, _) => vec![KEYS[0], KEYS[7], KEYS[3], KEYS[8]],
             (Script::Acquire | Script::Release, first) => {
                 [&KEYS[if first { 0..3 } else { 3..6 }], &KEYS[6..7]].concat()
             }
@@ -179,7 +178,7 @@ impl Pair {
             Script::Release if self.rng.bool() => vec![id, "", ""],
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
             Script::Renew => iter::once(late).chain(renewals.iter().map(String::as_str)).collect(),
-            Script::Describe => vec![each, "3"],
+            Script::Describe => vec![each, "3", self.pick(&["0", "1", "100"]), "3"],
             Script::AcquireGroup => {
                 let decided = [ahead, self.pick(&["0", "1"])];
                 let mode = self.pick(&[mode, mode, mode, "downgrade"]);
@@ -192,7 +191,6 @@ impl Pair {
                 let id = self.pick(&[id, id, "distlock:read", "distlock:permits"]);
                 vec![id, &entry, if self.rng.bool() { "" } else { late }, self.pick(&["0", "1"])]
             }
-            Script::ListMembers => vec![self.pick(&["0", "1", "100"])],
             Script::Adopt => vec![id, "six", ttl, self.pick(&["1", "2"]), late],
             Script::AcquireAll => {
                 vec![ttl, late, heal, "3620000", id, self.pick(&["one", "six", "seven"])]

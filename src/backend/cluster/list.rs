@@ -9,7 +9,6 @@ use crate::{
         error::{BackendError, NodeError},
         redis::{
             ExchangeLimits, OneServerForEachLock, exchange_all,
-            group_requests::add_members,
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
         },
@@ -39,14 +38,7 @@ impl ClusterBackend {
         by_slot.sort_by_key(LockKey::slot);
         let mut found = Vec::new();
         for batch in by_slot.chunks(DESCRIBE_BATCH_MAX) {
-            let mut described = self.describe(batch, step_deadline())?;
-            for (key, lock) in batch.iter().zip(&mut described) {
-                let lock = std::slice::from_mut(lock);
-                add_members(std::slice::from_ref(key), lock, |request| {
-                    self.ask_about(key, request, step_deadline())
-                })?;
-            }
-            found.extend(described);
+            found.extend(self.describe(batch, step_deadline())?);
         }
         for lock in found {
             listing.add_lock(lock)?;

@@ -10,7 +10,6 @@ use crate::{
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, OneServerForEachLock, Purpose, RedisAcquisition, Request,
-            group_requests::add_members,
             list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             renewals::{RENEWAL_REQUESTS_MAX, renew_on_one_server, renewal_timeout},
@@ -62,10 +61,7 @@ impl MemoryBackend {
     ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
         let (_, found) = self.reply_to(request)?;
         let found = request.keys.iter().zip(found);
-        let mut found: Vec<_> =
-            found.map(|(key, found)| found.map(|held| held.into_lock_info(key))).collect();
-        add_members(request.keys, &mut found, |request| self.reply_to(request))?;
-        Ok(found)
+        Ok(found.map(|(key, found)| found.map(|held| held.into_lock_info(key))).collect())
     }
 }
 

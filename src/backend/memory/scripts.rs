@@ -23,12 +23,15 @@ use self::{
 };
 
 use super::store::{Access, Bytes, CommandError, StoreResult};
-use crate::backend::redis::{
-    kinds::{
-        acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, mutex, release::KEEP,
-        renew::RENEW,
+use crate::{
+    backend::redis::{
+        kinds::{
+            acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, mutex, release::KEEP,
+            renew::RENEW,
+        },
+        list_requests, script,
     },
-    list_requests, script,
+    core::kind::is_group,
 };
 
 /// A script of the library.
@@ -47,8 +50,6 @@ pub enum Script {
     AcquireGroup,
     /// Releases one of these.
     ReleaseGroup,
-    /// Lists members of groups.
-    ListMembers,
     /// Releases a lock that stays taken for a while.
     Keep,
     /// Gives a lock to a successor.
@@ -59,14 +60,13 @@ pub enum Script {
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Script; 10] = [
+    pub const ALL: [Script; 9] = [
         Script::Acquire,
         Script::Release,
         Script::Renew,
         Script::Describe,
         Script::AcquireGroup,
         Script::ReleaseGroup,
-        Script::ListMembers,
         Script::Keep,
         Script::Adopt,
         Script::AcquireAll,
@@ -80,7 +80,6 @@ impl Script {
             Script::Describe => &list_requests::DESCRIBE,
             Script::AcquireGroup => &group_kind::ACQUIRE,
             Script::ReleaseGroup => &group_kind::RELEASE,
-            Script::ListMembers => &group_kind::LIST,
             Script::Keep => &KEEP,
             Script::Adopt => &ADOPT,
             Script::AcquireAll => &ACQUIRE_ALL,
@@ -122,7 +121,6 @@ impl Script {
             Script::Describe => call.describe_locks(),
             Script::AcquireGroup => GroupCall::new(call).acquire(),
             Script::ReleaseGroup => GroupCall::new(call).release(),
-            Script::ListMembers => call.list_members(),
             Script::Keep => call.keep(),
             Script::Adopt => call.adopt(),
             Script::AcquireAll => call.acquire_all(),
@@ -287,7 +285,8 @@ impl Call<'_> {
     fn describe_locks(mut self) -> StoreResult<Value> {
         let mut reply = vec![self.header()];
         let (each, mut left) = (count(self.arg(1)), count(self.arg(2)));
-        for first in (0..self.keys.len()).step_by(3) {
+        let (members_each, mut members_left) = (count(self.arg(3)), count(self.arg(4)));
+        for first in (0..self.keys.len()).step_by(4) {
             let (lock, queue) = (self.key(first), self.key(first + 1));
             let holder = self.db.get(lock);
             reply.push(match holder {
@@ -302,7 +301,13 @@ impl Call<'_> {
                         parts.extend(self.db.lrange(queue, listed)?);
                     }
                     parts.iter_mut().skip(1).for_each(|entry| entry.truncate(1024));
-                    Value::Array(parts.into_iter().map(Value::BulkString).collect())
+                    let mut parts: Vec<_> = parts.into_iter().map(Value::BulkString).collect();
+                    if is_group(&holder) {
+                        let members = self.key(first + 3);
+                        let left = &mut members_left;
+                        parts.push(self.describe_group(&holder, members, members_each, left));
+                    }
+                    Value::Array(parts)
                 }
             });
         }

@@ -9,7 +9,6 @@ use super::{
     acquisition::{ClaimServer, PLACE},
     cleanup::RedisCleaner,
     connect, exchange, exchange_all,
-    group_requests::add_members,
     list_requests::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
     one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
@@ -215,14 +214,8 @@ impl Backend for RedisBackend {
         for batch in listing.take_keys().chunks(DESCRIBE_BATCH_MAX) {
             let request = DescribeLocks::in_list(batch);
             let (_, found) = self.ask(connection, &request, step_deadline())?;
-            let found = batch.iter().zip(found);
-            let mut found: Vec<_> =
-                found.map(|(key, found)| found.map(|held| held.into_lock_info(key))).collect();
-            add_members(batch, &mut found, |request| {
-                self.ask(connection, request, step_deadline())
-            })?;
-            for found in found {
-                listing.add_lock(found)?;
+            for (key, found) in batch.iter().zip(found) {
+                listing.add_lock(found.map(|held| held.into_lock_info(key)))?;
             }
         }
         Ok(listing.into_locks())

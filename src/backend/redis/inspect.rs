@@ -1,10 +1,7 @@
 //! Looks at one lock, which one server keeps.
 
-use std::slice;
-
 use super::{
     OneServerForEachLock,
-    group_requests::add_members,
     list_requests::{DescribeLocks, HeldDescription},
 };
 use crate::{
@@ -37,11 +34,6 @@ impl<B: OneServerForEachLock> Looks for B {
     ) -> Result<Inspection<LockInfo>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
         let found = describe(self, key, waiters_max, deadline)?;
-        let mut found = [found.map(|held| held.into_lock_info(key))];
-        add_members(slice::from_ref(key), &mut found, |request| {
-            self.ask_about(key, request, deadline)
-        })?;
-        let [found] = found;
-        Ok(found)
+        Ok(found.map(|held| held.into_lock_info(key)))
     }
 }

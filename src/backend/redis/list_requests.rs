@@ -12,7 +12,11 @@ use super::{
 };
 use crate::{
     backend::Inspection,
-    core::{holder::Holder, key::LockKey, kind},
+    core::{
+        holder::Holder,
+        key::LockKey,
+        kind::{self, HeldBy, claim_of_member},
+    },
     lock_info::LockInfo,
     sys::display::truncate_id,
 };
@@ -26,6 +30,11 @@ const SCAN_COUNT: &[u8] = b"250";
 /// together.
 const WAITERS_PER_LOCK_MAX: u64 = 100;
 const WAITERS_PER_REPLY_MAX: u64 = 1_000;
+/// Maximum number of members listed of each lock.
+const MEMBERS_LISTED_MAX: u64 = 1_000;
+/// Maximum number of members listed of all locks of a request together; otherwise the reply could
+/// exceed what a client reads.
+const ALL_MEMBERS_LISTED_MAX: u64 = 10_000;
 
 /// Returns the Redis pattern for the keys of locks whose names match `pattern`. Special characters
 /// of the prefix are escaped.
@@ -107,14 +116,26 @@ pub(crate) struct HeldDescription {
     pub(crate) waiters: Vec<String>,
     /// Limit of permits of the first waiter for permits.
     pub(crate) permit_limit: Option<u32>,
+    /// The group, if one has the lock.
+    pub(crate) group: Option<GroupReport>,
+}
+
+/// The members of a group. A claim of several permits is one of `members`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupReport {
+    pub(crate) held_by: HeldBy,
+    pub(crate) members: Vec<Holder>,
 }
 
 impl HeldDescription {
     /// What one server that decides alone says about a lock.
     pub(crate) fn into_lock_info(self, key: &LockKey) -> LockInfo {
-        let HeldDescription { holder, token, waiters, permit_limit } = self;
+        let HeldDescription { holder, token, waiters, permit_limit, group } = self;
         let mut lock = LockInfo::new(key.name(), holder, token, waiters, true);
         lock.set_permit_limit(permit_limit);
+        if let Some(GroupReport { held_by, members }) = group {
+            lock.set_group(held_by, members);
+        }
         lock
     }
 }
@@ -131,15 +152,18 @@ impl Request for DescribeLocks<'_> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, _: u64, out: &mut Vec<u8>) {
-        DESCRIBE.write_header(by, 3 * self.keys.len(), 3, out);
+        DESCRIBE.write_header(by, 4 * self.keys.len(), 5, out);
         for key in self.keys {
             write_bulk(out, &[key.lock_key().as_bytes()]);
             write_bulk(out, &key.queue_key().map(str::as_bytes));
             write_bulk(out, &key.token_key().map(str::as_bytes));
+            write_bulk(out, &key.members_key().map(str::as_bytes));
         }
         write_number(out, nonce);
         write_number(out, self.waiters_per_lock_max);
         write_number(out, self.waiters_total_max);
+        write_number(out, MEMBERS_LISTED_MAX);
+        write_number(out, ALL_MEMBERS_LISTED_MAX);
         write_version(out);
     }
 
@@ -176,7 +200,11 @@ impl<'a> DescribeLocks<'a> {
             Value::Array(lines) => lines,
             _ => return None,
         };
-        let (first, entries) = lines.split_first()?;
+        let (first, mut entries) = lines.split_first()?;
+        let mut group = None;
+        if let Some((Value::Array(members), waiters)) = entries.split_last() {
+            (group, entries) = (Some(decode_group(members)?), waiters);
+        }
         let first = text_reply(first)?;
         let token =
             parse_lua_integer(std::str::from_utf8(first.split(|byte| *byte == b' ').nth(1)?).ok()?)
@@ -187,8 +215,35 @@ impl<'a> DescribeLocks<'a> {
         }
         let waiters = entries.iter().map(waiter_id).collect::<Option<_>>()?;
         let permit_limit = entries.iter().find_map(|entry| kind::permit_limit(text_reply(entry)?));
-        Some(Inspection::Held(HeldDescription { holder, token, waiters, permit_limit }))
+        Some(Inspection::Held(HeldDescription { holder, token, waiters, permit_limit, group }))
     }
+}
+
+fn decode_group(lines: &[Value]) -> Option<GroupReport> {
+    let (first, lines) = lines.split_first()?;
+    let (held_by, _) = HeldBy::split(text_reply(first)?);
+    if !held_by.is_group() || lines.len() as u64 > MEMBERS_LISTED_MAX {
+        return None;
+    }
+    let mut members: Vec<(&[u8], i64, u64)> = Vec::new();
+    for line in lines {
+        let mut fields = Fields::new(text_reply(line)?);
+        let left_ms = fields.number()?;
+        let id = claim_of_member(fields.rest());
+        // All members of a claim have the same expiry, so they are close together.
+        match members.iter_mut().rev().find(|(other, ..)| *other == id) {
+            Some((_, _, count)) => *count += 1,
+            None => members.push((id, left_ms, 1)),
+        }
+    }
+    let as_holder = |(id, left_ms, count): (&[u8], i64, u64)| {
+        let held_by = match held_by {
+            HeldBy::Permits { .. } => HeldBy::Permits { count: Some(count) },
+            HeldBy::Readers { .. } | HeldBy::One => HeldBy::Readers { count: Some(1) },
+        };
+        Holder::from_member(id, left_ms, held_by)
+    };
+    Some(GroupReport { held_by, members: members.into_iter().map(as_holder).collect() })
 }
 
 /// Returns the id in a queue entry, which has the form `claim-ms channel id`.
@@ -232,9 +287,15 @@ mod tests {
         let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
         let request = DescribeLocks { keys: &keys, waiters_per_lock_max: 9, waiters_total_max: 15 };
         let names = keys.iter().flat_map(|key| {
-            [key.lock_key().to_owned(), key.queue_key().concat(), key.token_key().concat()]
+            [
+                key.lock_key().to_owned(),
+                key.queue_key().concat(),
+                key.token_key().concat(),
+                key.members_key().concat(),
+            ]
         });
-        assert_eq!(script_arguments(&request, &names.collect::<Vec<_>>()), ["9", "15"]);
+        let arguments = script_arguments(&request, &names.collect::<Vec<_>>());
+        assert_eq!(arguments, ["9", "15", "1000", "10000"]);
     }
 
     #[test]
@@ -291,6 +352,32 @@ mod tests {
         );
     }
 
+    #[test]
+    fn members_of_a_claim_are_counted_together() {
+        let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
+        let request = DescribeLocks { keys: &keys, waiters_per_lock_max: 1, waiters_total_max: 1 };
+        let lines = |lines: &[&str]| Value::Array(lines.iter().map(|line| text(line)).collect());
+        let decode = |group| {
+            let held = Value::Array(vec![text("6 41 1 distlock:permits"), text("10 ch w"), group]);
+            request.decode(7, Value::Array(vec![text("7 50"), Value::Int(0), held]))
+        };
+        let group = lines(&["distlock:permits 4", "5 me", "5 me#2", "5 you", "6 me#3"]);
+        let (_, found) = decode(group).unwrap();
+        let Inspection::Held(held) = &found[1] else { panic!("{found:?}") };
+        let group = held.group.as_ref().unwrap();
+        assert_eq!((&held.waiters[..], held.holder.id()), (&["w".into()][..], "distlock:permits"));
+        assert_eq!(group.held_by, HeldBy::Permits { count: Some(4) });
+        let count = |at: usize| match group.members[at].held_by() {
+            HeldBy::Permits { count } => count,
+            _ => None,
+        };
+        let ids: Vec<_> = group.members.iter().map(Holder::id).collect();
+        assert_eq!((ids.as_slice(), count(0), count(1)), (&["me", "you"][..], Some(3), Some(1)));
+        for wrong in [lines(&[]), lines(&["me 4"]), lines(&["distlock:read 1", "x me"])] {
+            assert_eq!(decode(wrong), None);
+        }
+    }
+
     proptest! {
         #[test]
         fn no_reply_panics(
@@ -307,6 +394,7 @@ mod tests {
                 Value::Int(number),
                 Value::Nil,
                 Value::Array(vec![text(&first), text(&entry)]),
+                Value::Array(vec![text("6 41 1 distlock:read"), Value::Array(vec![text(&first)])]),
                 Value::Array(vec![]),
             ] {
                 request.decode(7, Value::Array(vec![text(&head), answer.clone()]));

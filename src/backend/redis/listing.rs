@@ -12,7 +12,8 @@ use crate::{
 };
 
 /// Maximum number of locks in one script call, which blocks a server for less than a millisecond.
-/// Up to 5 ms would be acceptable; the rest is a reserve for slow machines and long queues.
+/// Up to 5 ms would be acceptable; the rest is a reserve for slow machines, long queues and large
+/// groups.
 pub(crate) const DESCRIBE_BATCH_MAX: usize = 50;
 /// Maximum time for all steps of a list together, in operation timeouts.
 pub(crate) const LIST_TIMEOUTS_MAX: u32 = 60;

@@ -7,7 +7,6 @@ mod cleanup;
 mod extras;
 mod fields;
 mod grant_stream;
-pub(crate) mod group_requests;
 mod inspect;
 pub(crate) mod kinds;
 pub(crate) mod list_requests;
@@ -43,6 +42,7 @@ pub(crate) use self::{
         exchange_all, exchange_within,
     },
     one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
+    release::release_any_kind,
     release_turns::ReleaseTurns,
     replicas::Replicas,
     script::{Request, ScriptRef},

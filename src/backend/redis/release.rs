@@ -5,7 +5,6 @@ use std::{io, slice, time::Duration};
 
 use super::{
     Exchange, NodeError, OneServerForEachLock, Purpose, Yielding,
-    group_requests::release_any_kind,
     requests_and_replies::{Release, ReleaseReply},
 };
 use crate::{
@@ -13,7 +12,7 @@ use crate::{
     core::{
         claim::{Claim, Residue},
         key::LockKey,
-        kind::is_group,
+        kind::{LockKind, is_group},
         lease::Lease,
         quorum::NodeSet,
     },
@@ -67,6 +66,24 @@ impl<B: OneServerForEachLock> Releases for B {
         let request = Release::of_residue(claim, residue, clock::now());
         let mut release = ReleaseAttempts::new(request, false);
         release.send_by(self, Purpose::CleanUp, deadline).map(drop).map_err(BackendError::Node)
+    }
+}
+
+/// Releases a lock by an id whose kind is not known: by the id of a mutex first, because only the
+/// reply shows that a group has the lock. The name of a group stands for all its members.
+pub(crate) fn release_any_kind(
+    id: &[u8],
+    mut release: impl FnMut(LockKind) -> Result<Released, BackendError>,
+) -> Result<Released, BackendError> {
+    if is_group(id) {
+        return release(LockKind::Write);
+    }
+    match release(LockKind::Mutex)? {
+        Released::OwnedByOther(holder) if holder.held_by().is_group() => {
+            // No number of permits: releases all members of the claim.
+            release(LockKind::Permits { limit: 0, count: 0 })
+        }
+        released => Ok(released),
     }
 }
 
@@ -250,7 +267,6 @@ mod tests {
             ConnectionPool, Endpoint, NodeErrorKind, RedisNode, Replicas, Urgency,
             exchange_over_pool,
         },
-        core::kind::LockKind,
         observe::Observer,
     };
 

@@ -6,7 +6,6 @@ pub(crate) use super::kinds::{
     acquire::{Acquire, AcquireMode, AcquireReply},
     acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},
-    group::{GroupReport, ListMembers},
     release::{Release, ReleaseReply},
     renew::{Renew, RenewReply, Renewal},
 };

@@ -148,10 +148,11 @@ impl Script {
                 .filter(|(_, line)| *line == number)
                 .flat_map(|(line, _)| called_commands(line, "call('"))
                 .collect(),
-            // A look at locks works without LREM, and a hand-over without PEXPIRE.
+            // A look at locks works without LREM and without members, and a hand-over without
+            // PEXPIRE.
             None => lines
                 .flat_map(|(line, _)| called_commands(line, "pcall('"))
-                .filter(|command| !["LREM", "PEXPIRE"].contains(command))
+                .filter(|command| !["LREM", "ZCOUNT", "ZRANGEBYSCORE", "PEXPIRE"].contains(command))
                 .collect(),
         };
         let mut permissions: Vec<String> = Vec::new();
@@ -208,7 +209,6 @@ mod tests {
             &DESCRIBE,
             &group::ACQUIRE,
             &group::RELEASE,
-            &group::LIST,
             &KEEP,
             &ADOPT,
             &ACQUIRE_ALL,

@@ -10,7 +10,8 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange,
-            requests_and_replies::{Acquire, AcquireReply, GroupReport, ListMembers, Release},
+            list_requests::GroupReport,
+            requests_and_replies::{Acquire, AcquireReply, Release},
         },
     },
     core::{
@@ -20,7 +21,7 @@ use crate::{
         lease::Lease,
         lock_lost::LockLost,
         node_answer::Vote,
-        quorum::{NodeDeadlines, NodeSet, Verdict, quorum},
+        quorum::{NodeDeadlines, Verdict},
         validity::deadline_from_sent,
     },
     sys::clock::{self, Moment},
@@ -98,36 +99,10 @@ impl Extras for Redlock {
     }
 }
 
-impl Redlock {
-    /// Lists the members that a quorum reports, of each of these locks. Waits for all `targets`.
-    pub(super) fn list_members(
-        &self,
-        connections: &mut NodeConnections,
-        request: &ListMembers<'_>,
-        targets: NodeSet,
-        deadline: Moment,
-    ) -> Result<Vec<Option<GroupReport>>, BackendError> {
-        let options = BroadcastOptions::awaiting_all(targets, deadline);
-        let request_of = |_| ListMembers(request.0);
-        let responses = self.ask(connections, options, request_of, |_, _| Vote::Yes);
-        if responses.verdict() != Verdict::Granted {
-            return Err(BackendError::from_responses(self, responses, |_| "replied".into()));
-        }
-        let reported = |index: usize| {
-            let by_node = responses.by_node.iter().filter_map(move |response| match response {
-                Response::Replied(exchange) => exchange.reply.get(index)?.as_ref(),
-                _ => None,
-            });
-            common_members(by_node, quorum(self.len()))
-        };
-        Ok((0..request.0.len()).map(reported).collect())
-    }
-}
-
 /// Returns the group that the nodes report, with the members that at least `needed` of them report.
 /// Others are claims that are not granted yet, or that have lost nodes. If the nodes have more
 /// members than they list, their number is the largest that `needed` nodes reach.
-fn common_members<'a>(
+pub(super) fn common_members<'a>(
     reports: impl Iterator<Item = &'a GroupReport> + Clone,
     needed: usize,
 ) -> Option<GroupReport> {

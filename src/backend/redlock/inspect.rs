@@ -1,7 +1,7 @@
 //! Requests that change nothing and may be repeated: looks at one lock, and whether the nodes
 //! respond.
 
-use std::{slice, time::Duration};
+use std::time::Duration;
 
 use super::{
     BroadcastOptions, Redlock, Response, Responses,
@@ -11,10 +11,7 @@ use crate::{
     backend::{
         Inspection, Looks, ReportedIds,
         error::BackendError,
-        redis::{
-            Request, group_requests::add_members, list_requests::DescribeLocks,
-            requests_and_replies::Ping,
-        },
+        redis::{Request, list_requests::DescribeLocks, requests_and_replies::Ping},
     },
     core::{
         holder::Holder,
@@ -34,13 +31,25 @@ impl Looks for Redlock {
     /// depends on them.
     fn inspect(&self, key: &LockKey) -> Result<Inspection<Holder>, BackendError> {
         let deadline = clock::now().saturating_add(self.operation_timeout());
-        let mut found = [self.inspect_by(key, deadline)?];
-        add_members(slice::from_ref(key), &mut found, |request| {
-            let mut connections = self.checkout(deadline)?;
-            self.list_members(&mut connections, request, self.all_nodes(), deadline)
-        })?;
-        let [found] = found;
-        Ok(match found.map(|lock| lock.into_holder()) {
+        let ask = |options: &dyn Fn() -> BroadcastOptions<'static>| {
+            let responses = self.describe_with(key, options)?;
+            let is_complete = responses.nodes_voting(Vote::Yes) == self.all_nodes();
+            Ok((self.decide(key, responses)?, is_complete))
+        };
+        let waiting_for_others =
+            |straggler_grace| BroadcastOptions { straggler_grace, ..self.of_all(deadline) };
+        let mut answer = ask(&|| waiting_for_others(INSPECT_STRAGGLER_GRACE));
+        if answer.is_err() && clock::now() < deadline {
+            // The nodes that were not waited for may decide it.
+            answer = ask(&|| waiting_for_others(self.operation_timeout()));
+        }
+        if let Ok((Inspection::Held(holder), false)) = &answer
+            && holder.held_by().is_group()
+        {
+            // All other nodes may know members.
+            answer = ask(&|| BroadcastOptions::awaiting_all(self.all_nodes(), deadline));
+        }
+        Ok(match answer?.0 {
             // The members on different nodes are claims that are not granted yet.
             Inspection::Held(holder) if holder.held_by().members() == Some(0) => Inspection::Free,
             found => found,
@@ -51,7 +60,8 @@ impl Looks for Redlock {
     /// `deadline`.
     fn reported_ids(&self, key: &LockKey, deadline: Moment) -> Result<ReportedIds, BackendError> {
         let grace = deadline.duration_since(clock::now());
-        let responses = self.describe_with(key, grace, deadline)?;
+        let all = || BroadcastOptions { straggler_grace: grace, ..self.of_all(deadline) };
+        let responses = self.describe_with(key, &all)?;
         let mut ids: Vec<Vec<u8>> = Vec::new();
         let mut wrong = 0;
         for response in &responses.by_node {
@@ -83,38 +93,19 @@ impl Looks for Redlock {
         let mut connections = self.checkout(end)?;
         let (all, mut responsive) = (self.all_nodes(), self.all_nodes());
         let request = |_| DescribeLocks::lookup(key, waiters_max);
-        // A silent node must leave time for the request for the members.
-        let until = end.halfway();
         let responses =
-            self.ask_responsive(&mut connections, all, &mut responsive, until, request)?;
-        let mut found = [self.combine(key, &responses, 0).1];
-        self.add_members(&mut connections, responsive, slice::from_ref(key), &mut found, end)?;
-        let [found] = found;
-        Ok(found)
+            self.ask_responsive(&mut connections, all, &mut responsive, end, request)?;
+        Ok(self.combine(key, &responses, 0).1)
     }
 }
 
 impl Redlock {
-    fn inspect_by(
-        &self,
-        key: &LockKey,
-        deadline: Moment,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
-        let ask = |grace| self.decide(key, self.describe_with(key, grace, deadline)?);
-        match ask(INSPECT_STRAGGLER_GRACE) {
-            // The nodes that were not waited for may decide it.
-            Err(_) if clock::now() < deadline => ask(self.operation_timeout()),
-            result => result,
-        }
-    }
-
     fn describe_with(
         &self,
         key: &LockKey,
-        grace: Duration,
-        deadline: Moment,
+        options: &dyn Fn() -> BroadcastOptions<'static>,
     ) -> Result<Descriptions, BackendError> {
-        let responses = self.ask_twice(grace, deadline, |_| DescribeLocks::lookup(key, 0))?;
+        let responses = self.ask_twice(options, |_| DescribeLocks::lookup(key, 0))?;
         match responses.verdict() {
             Verdict::Granted => Ok(responses),
             _ => Err(BackendError::from_responses(self, responses, describe(0))),
@@ -126,11 +117,13 @@ impl Redlock {
         &self,
         key: &LockKey,
         responses: Descriptions,
-    ) -> Result<Inspection<LockInfo>, BackendError> {
+    ) -> Result<Inspection<Holder>, BackendError> {
         let without_reply = self.len() - responses.nodes_voting(Vote::Yes).len();
         let (count, found) = self.combine(key, &responses, 0);
         match found {
-            Inspection::Held(lock) if lock.is_certain() => Ok(Inspection::Held(lock)),
+            Inspection::Held(lock) if count >= self.quorum_size() => {
+                Ok(Inspection::Held(lock.into_holder()))
+            }
             Inspection::WrongType => Ok(Inspection::WrongType),
             _ if is_out_of_reach(count, without_reply, self.len()) => Ok(Inspection::Free),
             _ => Err(BackendError::from_responses(self, responses, describe(0))),
@@ -141,26 +134,25 @@ impl Redlock {
     pub(crate) fn ping(&self) -> Result<Duration, BackendError> {
         let started = clock::now();
         let deadline = started.saturating_add(self.operation_timeout());
-        let responses = self.ask_twice(Duration::ZERO, deadline, |_| Ping)?;
+        let responses = self.ask_twice(&|| self.of_all(deadline), |_| Ping)?;
         match responses.verdict() {
             Verdict::Granted => Ok(clock::now().duration_since(started)),
             _ => Err(BackendError::from_responses(self, responses, |()| "replied".into())),
         }
     }
 
+    fn of_all(&self, deadline: Moment) -> BroadcastOptions<'static> {
+        BroadcastOptions::new(self.all_nodes(), deadline)
+    }
+
     /// Asks, and asks again if a connection was stale. The second attempt replaces it.
     fn ask_twice<C: Request>(
         &self,
-        grace: Duration,
-        deadline: Moment,
+        options: &dyn Fn() -> BroadcastOptions<'static>,
         request: impl Fn(usize) -> C,
     ) -> Result<Responses<C::Reply>, BackendError> {
-        let mut connections = self.checkout(deadline)?;
-        let mut ask = || {
-            let all = BroadcastOptions::new(self.all_nodes(), deadline);
-            let options = BroadcastOptions { straggler_grace: grace, ..all };
-            self.ask(&mut connections, options, &request, |_, _| Vote::Yes)
-        };
+        let mut connections = self.checkout(options().deadline)?;
+        let mut ask = || self.ask(&mut connections, options(), &request, |_, _| Vote::Yes);
         let responses = ask();
         let stale = responses.nodes_where(Response::is_broken);
         if responses.verdict() == Verdict::Granted || stale.is_empty() {

@@ -2,7 +2,8 @@
 //! waiters in small batches. Changes nothing.
 
 use super::{
-    BroadcastOptions, NodeConnections, Redlock, Response, Responses, most_reported_holder,
+    BroadcastOptions, NodeConnections, Redlock, Response, Responses,
+    group_requests::common_members, most_reported_holder,
 };
 use crate::{
     backend::{
@@ -10,10 +11,8 @@ use crate::{
         error::BackendError,
         redis::{
             Request,
-            group_requests::add_members,
-            list_requests::{DescribeLocks, HeldDescription, Scan, key_pattern},
+            list_requests::{DescribeLocks, GroupReport, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
-            requests_and_replies::ListMembers,
         },
     },
     core::{
@@ -46,39 +45,11 @@ impl Redlock {
             let request = |_| DescribeLocks::in_list(batch);
             let responses =
                 self.ask_responsive(&mut connections, nodes, &mut nodes, end, request)?;
-            let found = batch.iter().enumerate();
-            let found = found.map(|(index, key)| self.combine(key, &responses, index).1);
-            let mut found: Vec<_> = found.collect();
-            let deadline = clock::now().saturating_add(timeout).min(end);
-            self.add_members(&mut connections, nodes, batch, &mut found, deadline)?;
-            for found in found {
-                listing.add_lock(found)?;
+            for (index, key) in batch.iter().enumerate() {
+                listing.add_lock(self.combine(key, &responses, index).1)?;
             }
         }
         Ok(listing.into_locks())
-    }
-
-    /// Adds the members to the locks that groups have, as these nodes report them. A group of which
-    /// no member is on a quorum does not hold its lock for certain.
-    pub(super) fn add_members(
-        &self,
-        connections: &mut NodeConnections,
-        nodes: NodeSet,
-        keys: &[LockKey],
-        found: &mut [Inspection<LockInfo>],
-        deadline: Moment,
-    ) -> Result<(), BackendError> {
-        let ask =
-            |request: &ListMembers<'_>| self.list_members(connections, request, nodes, deadline);
-        add_members(keys, found, ask)?;
-        for found in found {
-            if let Inspection::Held(lock) = found
-                && lock.holder().held_by().members() == Some(0)
-            {
-                lock.set_uncertain();
-            }
-        }
-        Ok(())
     }
 
     /// Finds the keys of all nodes, and returns the nodes whose scan was complete.
@@ -138,7 +109,8 @@ impl Redlock {
     }
 
     /// Combines what the nodes replied about the lock at `index` of a batch. The holder is the one
-    /// that most of them report. Returns also how many do.
+    /// that most of them report. Returns also how many do. A group of which no member is on a
+    /// quorum does not hold its lock for certain.
     pub(super) fn combine(
         &self,
         key: &LockKey,
@@ -161,8 +133,7 @@ impl Redlock {
                 Some(Inspection::Free) | None => {}
             }
         }
-        let most_reported =
-            most_reported_holder(reported.into_iter().map(|held| (&held.holder, held)));
+        let most_reported = most_reported_holder(reported.iter().map(|held| (&held.holder, *held)));
         let (count, held, queue) = match (most_reported, queue) {
             _ if prevents_quorum(wrong, self.len()) => return (0, Inspection::WrongType),
             (Some((count, held)), Some(queue)) => (count, held, queue),
@@ -171,7 +142,17 @@ impl Redlock {
         let holder = held.holder.clone().waited_for_by(queue.holder.waiters().unwrap_or(0));
         let holder = holder.with_nodes(responses.node_answers(self, describe(index)));
         let (waiters, certain) = (queue.waiters.clone(), count >= self.quorum_size());
-        let lock = LockInfo::new(key.name(), holder, held.token, waiters, certain);
+        let mut lock = LockInfo::new(key.name(), holder, held.token, waiters, certain);
+        let groups = reported.iter().filter_map(|held| held.group.as_ref());
+        if held.group.is_some()
+            && let Some(GroupReport { held_by, members }) =
+                common_members(groups, self.quorum_size())
+        {
+            lock.set_group(held_by, members);
+            if held_by.members() == Some(0) {
+                lock.set_uncertain();
+            }
+        }
         (count, Inspection::Held(lock))
     }
 }

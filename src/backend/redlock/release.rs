@@ -8,8 +8,7 @@ use crate::{
         ReleaseReport, Releases,
         error::BackendError,
         redis::{
-            Exchange, NodeError, Urgency,
-            group_requests::release_any_kind,
+            Exchange, NodeError, Urgency, release_any_kind,
             requests_and_replies::{Release, ReleaseReply},
         },
     },

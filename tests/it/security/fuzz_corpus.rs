@@ -87,12 +87,15 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         let other_key = |kind: &str, key: &String| format!("distlock:{kind}:{{{key}}}");
         let all: Vec<_> = keys
             .iter()
-            .flat_map(|key| [key.clone(), other_key("queue", key), other_key("token", key)])
+            .flat_map(|key| {
+                let other = |kind| other_key(kind, key);
+                [key.clone(), other("queue"), other("token"), other("members")]
+            })
             .collect();
         let count = all.len().to_string();
         let mut words = vec!["EVAL", Script::Describe.text(), &count];
         words.extend(all.iter().map(String::as_str));
-        words.extend([NONCE, "3", "5", "1"]);
+        words.extend([NONCE, "3", "5", "9", "9", "1"]);
         client.request(&words)
     };
     let mut files = vec![

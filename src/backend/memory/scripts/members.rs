@@ -1,4 +1,4 @@
-//! The scripts that renew many locks and list the members of many, translated to Rust line by line.
+//! The script that renews many locks, and what describes groups, translated to Rust line by line.
 
 use redis::Value;
 
@@ -95,28 +95,22 @@ impl Call<'_> {
         Ok(all)
     }
 
-    pub(super) fn list_members(mut self) -> StoreResult<Value> {
-        let mut reply = vec![self.header()];
-        let (now, each) = (self.db.now_us / 1000, count(self.arg(1)));
-        let mut left = count(self.arg(2));
-        for keys in self.keys.chunks_exact(2) {
-            let Ok(Some(group)) = self.db.get(&keys[0]) else {
-                reply.push(Value::Int(0));
-                continue;
-            };
-            if !is_group(&group) {
-                reply.push(Value::Int(0));
-                continue;
-            }
-            let size = self.db.zcount_above(&keys[1], now).unwrap_or(0).to_string();
-            let mut lines = vec![line(&[&group, size.as_bytes()])];
-            let found = self.db.zrange_above(&keys[1], now, each.min(left)).unwrap_or_default();
-            left = left.saturating_sub(found.len());
-            for (member, expires) in found {
-                lines.push(line(&[(expires - now).to_string().as_bytes(), &member]));
-            }
-            reply.push(Value::Array(lines.into_iter().map(Value::BulkString).collect()));
+    /// The members of a group, at most `each`, and not more than are `left`.
+    pub(super) fn describe_group(
+        &mut self,
+        group: &[u8],
+        key: &[u8],
+        each: usize,
+        left: &mut usize,
+    ) -> Value {
+        let now = self.db.now_us / 1000;
+        let size = self.db.zcount_above(key, now).unwrap_or(0).to_string();
+        let mut lines = vec![line(&[group, size.as_bytes()])];
+        let found = self.db.zrange_above(key, now, each.min(*left)).unwrap_or_default();
+        *left -= found.len();
+        for (member, expires) in found {
+            lines.push(line(&[(expires - now).to_string().as_bytes(), &member]));
         }
-        Ok(Value::Array(reply))
+        Value::Array(lines.into_iter().map(Value::BulkString).collect())
     }
 }

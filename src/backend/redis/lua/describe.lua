@@ -1,9 +1,13 @@
 -- Describes many locks at once. Changes nothing.
--- KEYS  lock, queue and token key of each lock
+-- KEYS  lock, queue, token and members key of each lock
 -- ARGV  1 nonce, 2 maximum number of waiters to list for each lock, 3 for all locks together,
---       4 protocol version
+--       4 maximum number of members to list for each lock, 5 for all locks together,
+--       6 protocol version
 -- Reply {'nonce now', element for each lock}: 0 not held, -1 the key is not a lock, or
---       {'pttl token waiters holder', entry of the first waiter, of the second, ...}
+--       {'pttl token waiters holder', entry of the first waiter, of the second, ...}, which ends in
+--       {'group size', 'left member', ...} if a group has the lock, with the time left in ms; first
+--       those that expire first
+local GROUPS = {['distlock:read'] = true, ['distlock:permits'] = true}
 local function is_error(answer)
   return type(answer) == 'table' and answer.err
     and not string.find(answer.err, 'WRONGTYPE', 1, true)
@@ -20,7 +24,24 @@ end
 local t = redis.call('TIME')
 local reply = {ARGV[1] .. ' ' .. t[1] .. string.sub('00000' .. t[2], -6)}
 local each, left = tonumber(ARGV[2]), tonumber(ARGV[3])
-for i = 1, #KEYS, 3 do
+local members_each, members_left = tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local function describe_group(group, key)
+  local now = t[1] * 1000 + math.floor(t[2] / 1000)
+  local alive = '(' .. string.format('%.0f', now)
+  local size = redis.pcall('ZCOUNT', key, alive, '+inf')
+  local answer = {group .. ' ' .. (type(size) == 'number' and size or 0)}
+  local found = redis.pcall('ZRANGEBYSCORE', key, alive, '+inf', 'WITHSCORES', 'LIMIT', 0,
+    math.min(members_each, members_left))
+  if found.err then return answer end
+  members_left = members_left - #found / 2
+  for at = 1, #found, 2 do
+    answer[#answer + 1] = string.format('%.0f', found[at + 1] - now) .. ' ' .. found[at]
+  end
+  return answer
+end
+
+for i = 1, #KEYS, 4 do
   local holder = redis.pcall('GET', KEYS[i])
   if is_error(holder) then return holder end
   if not holder then
@@ -43,6 +64,7 @@ for i = 1, #KEYS, 3 do
         answer[#answer + 1] = string.sub(entry, 1, 1024)
       end
     end
+    if GROUPS[holder] then answer[#answer + 1] = describe_group(holder, KEYS[i + 3]) end
     reply[#reply + 1] = answer
   end
 end
