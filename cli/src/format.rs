@@ -139,6 +139,10 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         _ if text.split(|c: char| !c.is_alphabetic()).any(|unit| unit == "M") => {
             return Err(format!("M is not a unit of time, minutes are m; {HINT}"));
         }
+        // `humantime` panics if parts add up to more than 2^64 seconds.
+        _ if text.len() > 100 || text.split(|c: char| !c.is_numeric()).any(|one| one.len() > 9) => {
+            return Err(format!("not a duration; {HINT}"));
+        }
         _ => {
             return humantime::parse_duration(text).map_err(|error| match error {
                 DurationError::UnknownUnit { unit, .. } if !unit.is_empty() => {
@@ -292,6 +296,8 @@ mod tests {
             ("1M30s", "M is not a unit of time, minutes are m"),
             ("soon", "not a duration"),
             ("1h30", "not a duration"),
+            ("18446744073709551615s 1000ms", "not a duration"),
+            ("213503982334601d 25215s 1000ms", "not a duration"),
         ] {
             let error = parse_duration(text).unwrap_err();
             assert!(error.starts_with(&format!("{why}; write it like 300ms, ")), "{error}");
