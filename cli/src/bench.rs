@@ -7,7 +7,7 @@ use std::time::Duration;
 use distlock::RedisMgr;
 use serde::Serialize;
 
-use self::measure::{MeasureError, Samples};
+use self::measure::Samples;
 use crate::{
     args::{Bench, Servers},
     connect,
@@ -69,14 +69,8 @@ pub(crate) fn run(servers: &Servers, options: &Bench) -> Outcome {
 fn measure_all(mgr: &RedisMgr, name: &str, time: Duration) -> Result<Vec<BenchRow>, Failure> {
     let part = time / 4;
     let failed = |what: &'static str| {
-        move |trouble: MeasureError| match trouble {
-            MeasureError::Lock(error) => {
-                let failure = Failure::from(error);
-                Failure::new(failure.exit, format!("cannot measure {what}: {}", failure.message))
-            }
-            MeasureError::Other(why) => {
-                Failure::new(Exit::Unavailable, format!("cannot measure {what}: {why}"))
-            }
+        move |Failure { exit, message }| {
+            Failure::new(exit, format!("cannot measure {what}: {message}"))
         }
     };
     let raw = measure::round_trips(mgr, part).map_err(failed(ROUND_TRIP))?;

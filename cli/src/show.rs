@@ -33,7 +33,7 @@ pub(crate) fn run(servers: &Servers, options: &Show) -> Outcome {
     }
 }
 
-fn format_lock(lock: &LockInfo) -> String {
+pub(crate) fn format_lock(lock: &LockInfo) -> String {
     let holder = lock.holder();
     let mut facts = Table::new(&["lock", &format::escape(lock.name())]);
     let mut fact = |what: &str, is: String| facts.add_row(vec![what.to_owned(), is]);

@@ -1,26 +1,29 @@
 //! The measurements. Each takes its share of the time.
 
 use std::{
-    sync::Mutex,
     thread,
     time::{Duration, Instant},
 };
 
-use distlock::{LockError, LockOptions, RedisMgr};
+use distlock::{LockOptions, RedisMgr};
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 
-use crate::clock;
+use crate::{
+    clock,
+    exit::{Exit, Failure},
+};
 
 /// A histogram of one kind of operation.
 #[derive(Debug)]
 pub(super) struct Samples(Histogram<u64>);
 
 impl Samples {
-    fn new() -> Result<Samples, String> {
+    fn new() -> Result<Samples, Failure> {
         // From one microsecond to ten minutes, with three digits of precision.
         Histogram::new_with_bounds(1, 600_000_000, 3)
             .map(Samples)
-            .map_err(|error| error.to_string())
+            .map_err(|error| Failure::new(Exit::Unavailable, error.to_string()))
     }
 
     fn add(&mut self, span: Duration) {
@@ -41,27 +44,8 @@ impl Samples {
     }
 }
 
-/// Why there are no results.
-#[derive(Debug)]
-pub(super) enum MeasureError {
-    Lock(LockError),
-    Other(String),
-}
-
-impl From<LockError> for MeasureError {
-    fn from(error: LockError) -> MeasureError {
-        MeasureError::Lock(error)
-    }
-}
-
-impl From<String> for MeasureError {
-    fn from(error: String) -> MeasureError {
-        MeasureError::Other(error)
-    }
-}
-
 /// Measures bare round trips. Over several nodes, each takes until a majority has replied.
-pub(super) fn round_trips(mgr: &RedisMgr, time: Duration) -> Result<Samples, MeasureError> {
+pub(super) fn round_trips(mgr: &RedisMgr, time: Duration) -> Result<Samples, Failure> {
     let mut times = Samples::new()?;
     // The first one connects.
     mgr.ping()?;
@@ -79,7 +63,7 @@ pub(super) fn lock_and_release(
     mgr: &RedisMgr,
     name: &str,
     time: Duration,
-) -> Result<Samples, MeasureError> {
+) -> Result<Samples, Failure> {
     let mut times = Samples::new()?;
     // The first one loads the scripts into the server.
     lock_and_release_once(mgr, name)?;
@@ -92,7 +76,7 @@ pub(super) fn lock_and_release(
     }
 }
 
-fn lock_and_release_once(mgr: &RedisMgr, name: &str) -> Result<Duration, MeasureError> {
+fn lock_and_release_once(mgr: &RedisMgr, name: &str) -> Result<Duration, Failure> {
     let started = clock::now();
     let guard = mgr.try_lock(name)?;
     // Its result does not matter: if another client has the lock by now, the next round fails.
@@ -102,11 +86,7 @@ fn lock_and_release_once(mgr: &RedisMgr, name: &str) -> Result<Duration, Measure
 
 /// Measures from just before a release until the queued thread has the lock. Two threads take
 /// turns.
-pub(super) fn handovers(
-    mgr: &RedisMgr,
-    name: &str,
-    time: Duration,
-) -> Result<Samples, MeasureError> {
+pub(super) fn handovers(mgr: &RedisMgr, name: &str, time: Duration) -> Result<Samples, Failure> {
     let turns = HandoverTurns {
         times: Mutex::new((Samples::new()?, None)),
         until: clock::now() + time,
@@ -115,15 +95,10 @@ pub(super) fn handovers(
     thread::scope(|threads| {
         let other = threads.spawn(|| turns.run(mgr, name));
         let ours = turns.run(mgr, name);
-        let theirs =
-            other.join().map_err(|_| MeasureError::Other("a measuring thread panicked".into()))?;
-        ours.and(theirs)
+        let panicked = |_| Failure::new(Exit::Unavailable, "a measuring thread panicked");
+        ours.and(other.join().map_err(panicked)?)
     })?;
-    let (times, _) = turns
-        .times
-        .into_inner()
-        .map_err(|_| MeasureError::Other("a measuring thread panicked".into()))?;
-    Ok(times)
+    Ok(turns.times.into_inner().0)
 }
 
 struct HandoverTurns {
@@ -134,18 +109,17 @@ struct HandoverTurns {
 }
 
 impl HandoverTurns {
-    fn run(&self, mgr: &RedisMgr, name: &str) -> Result<(), MeasureError> {
+    fn run(&self, mgr: &RedisMgr, name: &str) -> Result<(), Failure> {
         while clock::now() < self.until {
             let guard = mgr.try_lock_for(name, self.wait)?;
             let acquired = clock::now();
-            if let Ok(mut times) = self.times.lock()
-                && let Some(released) = times.1.take()
-            {
+            let mut times = self.times.lock();
+            if let Some(released) = times.1.take() {
                 times.0.add(acquired - released);
             }
-            let is_queued = self.wait_for_waiter(mgr, name)?;
-            if is_queued && let Ok(mut times) = self.times.lock() {
-                times.1 = Some(clock::now());
+            drop(times);
+            if self.wait_for_waiter(mgr, name)? {
+                self.times.lock().1 = Some(clock::now());
             }
             let _ = guard.release()?;
         }
@@ -153,7 +127,7 @@ impl HandoverTurns {
     }
 
     /// Returns true once the other thread is queued, or false when the measuring time has passed.
-    fn wait_for_waiter(&self, mgr: &RedisMgr, name: &str) -> Result<bool, MeasureError> {
+    fn wait_for_waiter(&self, mgr: &RedisMgr, name: &str) -> Result<bool, Failure> {
         while clock::now() < self.until {
             let holder = mgr.holder(name)?;
             if holder.is_some_and(|holder| holder.waiters().is_some_and(|waiters| waiters > 0)) {
@@ -172,7 +146,7 @@ pub(super) fn renewals(
     name: &str,
     time: Duration,
     round_trip: Duration,
-) -> Result<RenewalTimes, MeasureError> {
+) -> Result<RenewalTimes, Failure> {
     let until = clock::now() + time;
     let mut ttl = (round_trip * 30).clamp(Duration::from_millis(100), Duration::from_secs(10));
     while clock::now() < until {

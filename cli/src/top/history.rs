@@ -6,9 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use distlock::{HeldBy, Holder};
-
-use crate::{holders, top::rows::Row};
+use crate::top::rows::Row;
 
 /// How long a lock is remembered after it was last held.
 const RETENTION: Duration = Duration::from_secs(60);
@@ -16,25 +14,6 @@ const RETENTION: Duration = Duration::from_secs(60);
 const TTL_TOLERANCE: Duration = Duration::from_millis(100);
 /// Time constant for smoothing the rate of hand-overs.
 const RATE_SMOOTHING_SECS: f64 = 10.0;
-
-/// A lock as one poll shows it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) id: &'a str,
-    pub(crate) held_by: HeldBy,
-    /// The clients that share the lock; empty if one has it alone.
-    pub(crate) members: &'a [Holder],
-    /// All holders have released the lock, which is not renewed any more.
-    pub(crate) is_kept: bool,
-    pub(crate) host: Option<&'a str>,
-    pub(crate) pid: Option<u32>,
-    pub(crate) age: Option<Duration>,
-    pub(crate) left: Option<Duration>,
-    pub(crate) waiting: u64,
-    pub(crate) token: Option<u64>,
-    pub(crate) certain: bool,
-}
 
 /// All locks as one poll shows them.
 #[derive(Debug)]
@@ -58,26 +37,20 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Records a poll that ended at `now`.
-    pub(crate) fn update<'a>(
-        &mut self,
-        now: Instant,
-        samples: impl Iterator<Item = Sample<'a>>,
-    ) -> TableData {
+    /// Records what a poll that ended at `now` shows, and completes its rows.
+    pub(crate) fn update(&mut self, now: Instant, mut rows: Vec<Row>) -> TableData {
         let since = self.last.replace(now).map(|last| now.saturating_duration_since(last));
-        let (mut rows, mut waiting) = (Vec::with_capacity(samples.size_hint().0), 0u64);
-        for sample in samples {
-            waiting = waiting.saturating_add(sample.waiting);
-            let name: Arc<str> = match self.locks.get_key_value(sample.name) {
-                Some((name, _)) => name.clone(),
-                None => sample.name.into(),
-            };
-            let lock =
-                self.locks.entry(name.clone()).or_insert_with(|| LockHistory::new(&sample, now));
-            lock.record(&sample, now, since.unwrap_or_default());
-            rows.push(lock.row(name, &sample));
-        }
         let since = since.unwrap_or_default();
+        let mut waiting = 0_u64;
+        for row in &mut rows {
+            waiting = waiting.saturating_add(row.waiting);
+            let new = || LockHistory::new(row, now);
+            let lock = self.locks.entry(row.name.clone()).or_insert_with(new);
+            lock.record(row, now, since);
+            row.fraction_left = row.left.and_then(|left| lock.ttl.fraction(left));
+            row.closest_call = lock.closest_call();
+            row.rate = lock.rate;
+        }
         self.locks.retain(|_, lock| {
             if lock.last_seen != now {
                 lock.rate = smooth_rate(lock.rate, 0, since);
@@ -111,9 +84,9 @@ struct LockHistory {
 }
 
 impl LockHistory {
-    fn new(sample: &Sample<'_>, now: Instant) -> LockHistory {
+    fn new(row: &Row, now: Instant) -> LockHistory {
         LockHistory {
-            id: sample.id.into(),
+            id: row.id.clone(),
             ttl: TtlEstimate::default(),
             left: None,
             min_left: None,
@@ -123,24 +96,24 @@ impl LockHistory {
         }
     }
 
-    fn record(&mut self, sample: &Sample<'_>, now: Instant, since: Duration) {
+    fn record(&mut self, row: &Row, now: Instant, since: Duration) {
         // Each renewal by another member of a group changes which of them is reported.
-        let is_member = |id: &str| sample.members.iter().any(|member| member.id() == id);
-        let is_handed_over = *self.id != *sample.id && !is_member(&self.id);
+        let is_member = |id: &str| row.members.iter().any(|member| **member == *id);
+        let is_handed_over = self.id != row.id && !is_member(&self.id);
         if is_handed_over {
             self.earlier_closest_call = self.closest_call();
-            self.id = sample.id.into();
+            self.id = row.id.clone();
             self.ttl = self.ttl.for_next_holder();
             (self.left, self.min_left) = (None, None);
         }
         self.rate = smooth_rate(self.rate, u32::from(is_handed_over), since);
         self.last_seen = now;
-        let Some(left) = sample.left.filter(|_| !sample.is_kept) else { return };
+        let Some(left) = row.left.filter(|_| !row.is_kept) else { return };
         if self.ttl.is_outgrown_by(left) {
             self.ttl = TtlEstimate { previous: self.ttl.previous, ..TtlEstimate::default() };
             (self.left, self.min_left) = (None, None);
         }
-        self.ttl.record(left, sample.age);
+        self.ttl.record(left, row.age);
         let before = self
             .left
             .replace(left)
@@ -154,27 +127,6 @@ impl LockHistory {
         match (self.earlier_closest_call, now) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
-        }
-    }
-
-    fn row(&self, name: Arc<str>, sample: &Sample<'_>) -> Row {
-        Row {
-            name,
-            id: if *self.id == *sample.id { self.id.clone() } else { sample.id.into() },
-            group: (sample.held_by != HeldBy::One)
-                .then(|| holders::short_kind(sample.held_by).into()),
-            members: sample.members.iter().map(|member| member.id().into()).collect(),
-            is_kept: sample.is_kept,
-            host: sample.host.map(Into::into),
-            pid: sample.pid,
-            age: sample.age,
-            left: sample.left,
-            fraction_left: sample.left.and_then(|left| self.ttl.fraction(left)),
-            closest_call: self.closest_call(),
-            waiting: sample.waiting,
-            token: sample.token,
-            rate: self.rate,
-            certain: sample.certain,
         }
     }
 }
@@ -272,21 +224,9 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn sample<'a>(name: &'a str, id: &'a str, age: u32, left_ms: u64) -> Sample<'a> {
-        Sample {
-            name,
-            id,
-            held_by: HeldBy::One,
-            members: &[],
-            is_kept: false,
-            host: None,
-            pid: None,
-            age: Some(age * SECOND),
-            left: Some(Duration::from_millis(left_ms)),
-            waiting: 2,
-            token: None,
-            certain: true,
-        }
+    fn polled(id: &str, age: u32, left_ms: u64) -> Row {
+        let (age, left) = (Some(age * SECOND), Some(Duration::from_millis(left_ms)));
+        Row { age, left, waiting: 2, ..test_row("x", id) }
     }
 
     /// One lock at polls a second apart, each as holder, age and milliseconds left.
@@ -294,8 +234,7 @@ mod tests {
         let (mut history, start) = (History::default(), clock::now());
         let mut last = None;
         for (at, (id, age, left)) in (0u32..).zip(polls) {
-            let data =
-                history.update(start + at * SECOND, [sample("x", id, *age, *left)].into_iter());
+            let data = history.update(start + at * SECOND, vec![polled(id, *age, *left)]);
             last = data.rows.into_iter().next();
         }
         last.unwrap()
@@ -368,16 +307,14 @@ mod tests {
     #[test]
     fn briefly_free_lock_counts_as_handed_over() {
         let (mut history, start) = (History::default(), clock::now());
-        let mut poll = |at: u32, samples: &[Sample<'_>]| {
-            history.update(start + at * SECOND, samples.iter().copied())
-        };
-        poll(0, &[sample("x", "a", 0, 9_000)]);
-        assert_eq!(poll(1, &[]).rows, []);
-        let data = poll(2, &[sample("x", "b", 0, 9_000)]);
+        let mut poll = |at: u32, rows| history.update(start + at * SECOND, rows);
+        poll(0, vec![polled("a", 0, 9_000)]);
+        assert_eq!(poll(1, vec![]).rows, []);
+        let data = poll(2, vec![polled("b", 0, 9_000)]);
         assert!(data.rows[0].rate > 0.0 && data.rate == data.rows[0].rate);
         assert_eq!(data.waiting, 2);
-        assert!(poll(3, &[]).rate > 0.0);
-        assert_eq!(poll(100, &[]).rate, 0.0);
+        assert!(poll(3, vec![]).rate > 0.0);
+        assert_eq!(poll(100, vec![]).rate, 0.0);
         assert_eq!(history.locks.len(), 0);
     }
 }

@@ -13,12 +13,11 @@ use crate::{
     clock,
     exit::Failure,
     format::{escape, with_option_names},
-    holders,
     release_each::{EachRelease, release_each},
     top::{
         detail::LockDetail,
-        history::{History, Sample, TableData},
-        rows::holder_name,
+        history::{History, TableData},
+        rows::{Row, holder_name},
     },
 };
 
@@ -160,7 +159,7 @@ impl PollThread {
         match self.mgr.locks(&self.pattern) {
             Ok(locks) => {
                 let now = clock::now();
-                let mut data = history.update(now, locks.iter().map(to_sample));
+                let mut data = history.update(now, locks.iter().map(Row::of).collect());
                 data.poll_time = now.saturating_duration_since(started);
                 data.silent_nodes = silent_nodes(&locks);
                 PollResult::Table(data)
@@ -201,24 +200,6 @@ impl PollThread {
 /// poll, to spare slow servers.
 fn delay(interval: Duration, took: Duration, ago: Duration) -> Duration {
     interval.saturating_sub(took).max(took).saturating_sub(ago)
-}
-
-fn to_sample(lock: &LockInfo) -> Sample<'_> {
-    let holder = lock.holder();
-    Sample {
-        name: lock.name(),
-        id: holder.id(),
-        held_by: holder.held_by(),
-        members: lock.members(),
-        is_kept: holders::is_kept(lock),
-        host: holder.host(),
-        pid: holder.pid(),
-        age: holder.held_for(),
-        left: holder.ttl_left(),
-        waiting: lock.waiting(),
-        token: lock.fencing_token().map(u64::from),
-        certain: lock.is_certain(),
-    }
 }
 
 /// Nodes that did not reply, according to the last lock of the list.

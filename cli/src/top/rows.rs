@@ -2,6 +2,8 @@
 
 use std::{cmp::Ordering, sync::Arc, time::Duration};
 
+use distlock::{HeldBy, LockInfo};
+
 use crate::{format::escape, holders};
 
 /// What the polls so far show about one lock.
@@ -35,6 +37,29 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// What one poll shows; `History` adds what earlier ones do.
+    pub(crate) fn of(lock: &LockInfo) -> Row {
+        let holder = lock.holder();
+        let is_group = holder.held_by() != HeldBy::One;
+        Row {
+            name: lock.name().into(),
+            id: holder.id().into(),
+            group: is_group.then(|| holders::short_kind(holder.held_by()).into()),
+            members: lock.members().iter().map(|member| member.id().into()).collect(),
+            is_kept: holders::is_kept(lock),
+            host: holder.host().map(Into::into),
+            pid: holder.pid(),
+            age: holder.held_for(),
+            left: holder.ttl_left(),
+            fraction_left: None,
+            closest_call: None,
+            waiting: lock.waiting(),
+            token: lock.fencing_token().map(u64::from),
+            rate: 0.0,
+            certain: lock.is_certain(),
+        }
+    }
+
     /// A short name of the holder, or of a group and one of its members.
     pub(crate) fn holder_name(&self) -> String {
         let holder = holder_name(self.host.as_deref(), self.pid, &self.id);

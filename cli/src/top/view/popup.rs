@@ -8,15 +8,11 @@ use ratatui::{
 };
 
 use super::{
-    layout::{ago, fit, pad, plural, wrap},
+    layout::{fit, pad, wrap},
     palette::{Palette, Tone},
 };
-use crate::{
-    format::{self, escape},
-    top::{detail::LockDetail, model::Inspected},
-};
+use crate::{format::escape, top::model::Inspected};
 
-const LABEL_WIDTH: usize = 11;
 /// Maximum number of lines for one value.
 const LINES_PER_VALUE_MAX: usize = 20;
 
@@ -56,6 +52,8 @@ const HELP_KEY_WIDTH: usize = 14;
 const HELP_GAP: usize = 3;
 /// Width of the frame and the space within it, left and right together.
 const FRAME_WIDTH: usize = 4;
+/// Width of the details, which are tables with ids.
+const DETAIL_WIDTH: u16 = 150;
 
 /// Draws the help: in one column, or in two if it is too long for the screen and there is room.
 pub(super) fn draw_help(frame: &mut Frame<'_>, area: Rect, palette: Palette) {
@@ -93,12 +91,12 @@ pub(super) fn draw_inspected(
     inspected: &mut Inspected,
     palette: Palette,
 ) {
-    let width = usize::from(area.width.min(100)).saturating_sub(FRAME_WIDTH);
+    let width = usize::from(area.width.min(DETAIL_WIDTH)).saturating_sub(FRAME_WIDTH);
     let lines = detail_lines(inspected, width, palette);
     let height = usize::from(inner_height(area));
     inspected.scroll = inspected.scroll.min(lines.len().saturating_sub(height));
     let lines = lines.into_iter().skip(inspected.scroll).collect();
-    draw_popup(frame, area, &escape(&inspected.name), 100, lines, palette);
+    draw_popup(frame, area, &escape(&inspected.name), DETAIL_WIDTH, lines, palette);
 }
 
 fn detail_lines(inspected: &Inspected, width: usize, palette: Palette) -> Vec<Line<'static>> {
@@ -111,65 +109,17 @@ fn detail_lines(inspected: &Inspected, width: usize, palette: Palette) -> Vec<Li
         None => styled("querying…", Tone::Quiet).collect(),
         Some(Err(why)) => styled(why, Tone::Bad).collect(),
         Some(Ok(None)) => styled("not held", Tone::Quiet).collect(),
-        Some(Ok(Some(detail))) => {
-            let fields = detail_fields(detail);
-            let value = width.saturating_sub(LABEL_WIDTH);
-            let to_lines = |(label, text): (&str, String)| {
-                let parts = wrap(&text, value, LINES_PER_VALUE_MAX).into_iter().enumerate();
-                parts
-                    .map(|(at, part)| {
-                        format!("{:<LABEL_WIDTH$}{part}", if at == 0 { label } else { "" })
-                    })
-                    .map(Line::raw)
-                    .collect::<Vec<_>>()
-            };
-            fields.into_iter().flat_map(to_lines).collect()
-        }
+        // An empty line has nothing to wrap.
+        Some(Ok(Some(detail))) => detail
+            .page
+            .lines()
+            .flat_map(|line| {
+                let parts = wrap(line, width, LINES_PER_VALUE_MAX);
+                if parts.is_empty() { vec![String::new()] } else { parts }
+            })
+            .map(Line::raw)
+            .collect(),
     }
-}
-
-fn detail_fields(detail: &LockDetail) -> Vec<(&'static str, String)> {
-    let thread = detail.thread.map_or_else(String::new, |thread| format!(", thread {thread}"));
-    let mut fields = vec![("kind", detail.kind.clone())];
-    match detail.members.as_slice() {
-        [] => fields.push(("held by", format!("{}{thread}", detail.holder))),
-        members => {
-            let lines = members.iter().enumerate();
-            fields
-                .extend(lines.map(|(at, one)| (if at == 0 { "held by" } else { "" }, one.clone())));
-        }
-    }
-    if !detail.certain {
-        fields.push(("", "but too few nodes agree".into()));
-    }
-    if let (Some(since), Some(age)) = (&detail.held_since, detail.age) {
-        fields.push(("since", format!("{since}, for {}", ago(age))));
-    }
-    if let Some(requested_at) = &detail.requested_at {
-        fields.push(("requested", format!("{requested_at}, by its clock")));
-    }
-    fields.push(match detail.left.map(format::duration) {
-        None => ("left", "never expires".into()),
-        Some(left) if detail.is_kept => ("kept", format!("for another {left}, after its release")),
-        Some(left) => ("left", format!("{left} unless renewed")),
-    });
-    if detail.members.is_empty() {
-        let token = detail.token.map_or_else(|| "none".into(), |token| token.to_string());
-        fields.push(("token", token));
-        fields.push(("id", escape(&detail.id)));
-    }
-    for (at, node) in detail.nodes.iter().enumerate() {
-        fields.push((if at == 0 { "nodes" } else { "" }, node.clone()));
-    }
-    let queue = if detail.waiting == 0 { "empty".into() } else { plural(detail.waiting, "waiter") };
-    fields.push(("queue", queue));
-    fields
-        .extend(detail.waiters.iter().zip(1..).map(|(waiter, at)| ("", format!("{at}. {waiter}"))));
-    let listed = detail.waiters.len() as u64;
-    if listed < detail.waiting {
-        fields.push(("", format!("and {} more", detail.waiting - listed)));
-    }
-    fields
 }
 
 /// Whether the area has room for a frame.
