@@ -44,7 +44,9 @@ use crate::{
 };
 
 /// Where locks are kept. Every call ends by its deadline, with yes, no, or unknown.
-pub(crate) trait Backend: Releases + Looks + Extras + Send + Sync + fmt::Debug {
+pub(crate) trait Backend:
+    Releases + Looks + OptionalCalls + Send + Sync + fmt::Debug
+{
     /// The servers as named in messages.
     fn label(&self) -> &Arc<str>;
 
@@ -109,7 +111,7 @@ pub(crate) trait Backend: Releases + Looks + Extras + Send + Sync + fmt::Debug {
         leases.iter().map(release).collect()
     }
 
-    /// Whether [`acquire_all`](Extras::acquire_all) can acquire mutexes with these keys.
+    /// Whether [`acquire_all`](OptionalCalls::acquire_all) can acquire mutexes with these keys.
     fn acquires_all(&self, _: &[LockKey]) -> bool {
         false
     }
@@ -226,8 +228,8 @@ pub(crate) trait Looks {
     -> Result<Inspection<LockInfo>, BackendError>;
 }
 
-/// What not every backend can do.
-pub(crate) trait Extras {
+/// The calls that not every backend has.
+pub(crate) trait OptionalCalls {
     /// Returns why this backend cannot do this, as a part of a sentence; `None` if it can.
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
         feature.refusal_of_mutexes_only()

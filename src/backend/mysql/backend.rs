@@ -17,8 +17,9 @@ use super::{
 };
 use crate::{
     backend::{
-        AcquireRequest, Acquisition, Backend, Extras, GrantStream, Inspection, LeaseRenewals,
-        Looks, ReleaseReport, Releases, RenewSoon, ReportedIds, ReservedPlaces, ResidueCleaner,
+        AcquireRequest, Acquisition, Backend, GrantStream, Inspection, LeaseRenewals, Looks,
+        OptionalCalls, ReleaseReport, Releases, RenewSoon, ReportedIds, ReservedPlaces,
+        ResidueCleaner,
         error::{BackendError, NodeError, NodeErrorKind},
     },
     core::{
@@ -390,4 +391,4 @@ impl Looks for MySqlBackend {
     }
 }
 
-impl Extras for MySqlBackend {}
+impl OptionalCalls for MySqlBackend {}

@@ -1,10 +1,12 @@
 //! Locks on one Redis server: the scripts, their requests and replies, and what acquires, renews
 //! and releases with them.
 
+mod acquire_all;
 mod acquisition;
+mod adopt;
 mod backend;
 mod cleanup;
-mod extras;
+mod downgrade;
 mod fields;
 mod grant_stream;
 mod inspect;

@@ -4,11 +4,15 @@ use std::io;
 
 use super::{
     Connection, ConnectionPool, Exchange, NodeConnections, NodeError, NodeErrorKind, RedisNode,
-    Replicas, Request, Urgency, Yielding,
+    Replicas, Request, Urgency, Yielding, acquire_all::acquire_all, adopt::adopt,
+    downgrade::downgrade,
 };
 use crate::{
-    backend::{Backend, error::BackendError},
-    core::key::LockKey,
+    backend::{
+        AdoptReport, AllAnswer, AllRequest, Backend, Feature, OptionalCalls, Passed,
+        error::BackendError,
+    },
+    core::{claim::Claim, id::LockId, key::LockKey, lease::Lease},
     sys::clock::{self, Moment},
 };
 
@@ -49,6 +53,24 @@ pub(crate) trait OneServerForEachLock: Backend {
     /// Decides when a release leaves its lock free for other clients.
     fn yielding(&self) -> Option<&Yielding> {
         None
+    }
+}
+
+impl<B: OneServerForEachLock> OptionalCalls for B {
+    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
+        feature.refusal_of_one_server()
+    }
+
+    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
+        acquire_all(self, request)
+    }
+
+    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
+        downgrade(self, lease, deadline)
+    }
+
+    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
+        adopt(self, former, claim, deadline)
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, release::ReleaseRequest, round};
 use crate::{
     backend::{
-        Extras, Feature, Passed,
+        Feature, OptionalCalls, Passed,
         error::BackendError,
         redis::{
             Exchange,
@@ -27,7 +27,7 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-impl Extras for Redlock {
+impl OptionalCalls for Redlock {
     fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
         match feature {
             // Of each two quorums, one node decides: it keeps the lock for one holder, or for a
