@@ -8,23 +8,26 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    reachability::Reachability,
-    session::{Session, SessionSettings},
-};
+use super::session::{Session, SessionSettings};
 use crate::{
     backend::{
         checkout_queue::{CheckoutQueue, NoPlace, Place, ReservedPlaces, Urgency},
         error::{NodeError, NodeErrorKind},
+        health::{ConnectOutcome, HealthChange, NodeHealth},
     },
     core::cancel::CancelToken,
-    sys::{clock::Moment, sync::Mutex},
+    observe::Observer,
+    sys::{
+        clock::{self, Moment},
+        sync::Mutex,
+    },
 };
 
 #[derive(Debug)]
 pub(super) struct SessionPool {
     settings: Arc<SessionSettings>,
-    reachability: Arc<Reachability>,
+    observer: Arc<Observer>,
+    health: Arc<NodeHealth>,
     operation_timeout: Duration,
     size: u32,
     queue: Arc<CheckoutQueue>,
@@ -66,13 +69,15 @@ impl PooledSession {
 impl SessionPool {
     pub(super) fn new(
         settings: Arc<SessionSettings>,
-        reachability: Arc<Reachability>,
+        observer: Arc<Observer>,
+        health: Arc<NodeHealth>,
         operation_timeout: Duration,
         size: u32,
     ) -> SessionPool {
         SessionPool {
             settings,
-            reachability,
+            observer,
+            health,
             operation_timeout,
             size,
             queue: Arc::new(CheckoutQueue::new(size)),
@@ -126,9 +131,25 @@ impl SessionPool {
                 return Ok(PooledSession { session, _place: place });
             }
         }
-        let open = || Session::open(&self.settings, deadline);
-        let session = self.reachability.observe(deadline, self.operation_timeout, open)?;
+        let session = self.observer.shield(|| self.open(deadline))?;
         Ok(PooledSession { session, _place: place })
+    }
+
+    /// Records whether a session can be opened. No user code runs meanwhile.
+    fn open(&self, deadline: Moment) -> Result<Session, NodeError> {
+        let begun = clock::now();
+        let connecting = self.health.begin_connect(begun);
+        let opened = Session::open(&self.settings, deadline);
+        let is_hurried = deadline.duration_since(begun) < self.operation_timeout / 2;
+        let outcome = ConnectOutcome::of(&opened, is_hurried);
+        self.report(connecting.end(clock::now(), outcome, None), opened.as_ref().err());
+        opened
+    }
+
+    fn report(&self, change: Option<HealthChange>, failure: Option<&NodeError>) {
+        if let Some(change) = change {
+            change.report(&self.observer, &self.settings.endpoint.label, true, failure);
+        }
     }
 
     /// Opens one more session, which no pool keeps, for what is left to do after a shutdown.
@@ -148,7 +169,8 @@ impl SessionPool {
         if !pooled.session.connection.is_idle() {
             return;
         }
-        self.reachability.on_usable();
+        let now = clock::now();
+        self.report(self.health.record_reply(now, now), None);
         let PooledSession { session, _place: place } = pooled;
         let oldest = self.idle.lock().as_mut().and_then(|idle| {
             idle.push_back(session);
