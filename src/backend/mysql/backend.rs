@@ -10,9 +10,8 @@ use super::{
     inspect,
     loss_watch::LossWatch,
     outcome::{NO_TABLE, bytes, check, is_no_connection, is_released, number, rows},
-    pool::PooledSession,
     renewals::MySqlRenewals,
-    session::SessionSettings,
+    session::{Session, SessionSettings},
     sql::{PRUNE_ROWS_MAX, kill},
 };
 use crate::{
@@ -132,7 +131,7 @@ impl MySqlBackend {
 
     fn release(
         &self,
-        mut session: Box<PooledSession>,
+        mut session: Box<Session>,
         claim: &Claim,
         was_held: bool,
         deadline: Moment,

@@ -1,12 +1,7 @@
 //! `SessionPool`: the sessions of a manager, up to a limit, with a queue for the callers that have
 //! to wait for one.
 
-use std::{
-    collections::VecDeque,
-    ops::{Deref, DerefMut},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::session::{Session, SessionSettings};
 use crate::{
@@ -35,35 +30,6 @@ pub(super) struct SessionPool {
     several: Arc<CheckoutQueue>,
     /// The most recently used one is the last. `None` once closed.
     idle: Mutex<Option<VecDeque<Session>>>,
-}
-
-/// A session in use. Dropping this closes its connection; the server then ends its transaction.
-#[derive(Debug)]
-pub(super) struct PooledSession {
-    session: Session,
-    _place: Arc<Place>,
-}
-
-impl Deref for PooledSession {
-    type Target = Session;
-
-    fn deref(&self) -> &Session {
-        &self.session
-    }
-}
-
-impl DerefMut for PooledSession {
-    fn deref_mut(&mut self) -> &mut Session {
-        &mut self.session
-    }
-}
-
-#[cfg(test)]
-impl PooledSession {
-    pub(super) fn of(connection: super::connection::Connection) -> PooledSession {
-        let place = Arc::new(CheckoutQueue::new(1)).enter(Urgency::Other, Moment::NEVER);
-        PooledSession { session: Session::new(connection, 1), _place: Arc::new(place.unwrap()) }
-    }
 }
 
 impl SessionPool {
@@ -120,19 +86,18 @@ impl SessionPool {
     }
 
     /// Returns a session for a place. Opens one if none is idle.
-    pub(super) fn get(
-        &self,
-        place: Arc<Place>,
-        deadline: Moment,
-    ) -> Result<PooledSession, NodeError> {
-        // The server has closed those that were idle for too long.
-        while let Some(mut session) = self.take_idle()? {
-            if session.connection.is_idle() {
-                return Ok(PooledSession { session, _place: place });
+    pub(super) fn get(&self, place: Arc<Place>, deadline: Moment) -> Result<Session, NodeError> {
+        let mut session = loop {
+            let Some(mut idle) = self.take_idle()? else {
+                break self.observer.shield(|| self.open(deadline))?;
+            };
+            // The server has closed those that were idle for too long.
+            if idle.connection.is_idle() {
+                break idle;
             }
-        }
-        let session = self.observer.shield(|| self.open(deadline))?;
-        Ok(PooledSession { session, _place: place })
+        };
+        session.place = Some(place);
+        Ok(session)
     }
 
     /// Records whether a session can be opened. No user code runs meanwhile.
@@ -165,13 +130,13 @@ impl SessionPool {
     }
 
     /// Takes back a session without a transaction.
-    pub(super) fn put(&self, mut pooled: PooledSession) {
-        if !pooled.session.connection.is_idle() {
+    pub(super) fn put(&self, mut session: Session) {
+        if !session.connection.is_idle() {
             return;
         }
         let now = clock::now();
         self.report(self.health.record_reply(now, now), None);
-        let PooledSession { session, _place: place } = pooled;
+        let place = session.place.take();
         let oldest = self.idle.lock().as_mut().and_then(|idle| {
             idle.push_back(session);
             if idle.len() > 1 { idle.pop_front() } else { None }
