@@ -65,11 +65,6 @@ impl RedisCleaner {
         self.is_sharded = is_sharded;
     }
 
-    /// Limits each exchange, unless the manager is shutting down.
-    pub(crate) fn set_timeout(&mut self, operation_timeout: Duration) {
-        self.operation_timeout = operation_timeout;
-    }
-
     /// Tries each residue of a batch once, and removes those that the server confirms. Returns the
     /// first failure.
     fn release_batch(
