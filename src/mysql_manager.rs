@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    backend::{Backend as _, mysql::MySqlBackend},
+    backend::mysql::MySqlBackend,
     config::{Config, LockOptions, MySqlConfig},
     core::{detached::Detached, holder::Holder},
     error::{LockError, Result},
@@ -55,7 +55,7 @@ pub struct MySqlMgr {
 
 impl MySqlMgr {
     /// Creates a manager. Connects once, to check that the server can keep locks; an unreachable
-    /// server is no error here. Blocks for at most one operation timeout.
+    /// server is reported, but is no error here. Blocks for at most one operation timeout.
     ///
     /// # Errors
     ///
@@ -69,13 +69,15 @@ impl MySqlMgr {
         if !fork::claim_process() {
             return Err(LockError::Forked);
         }
-        let (config, backend) = config.validate()?;
+        let (config, session) = config.validate()?;
+        let Config { handlers, metrics_by_lock, prefix, pool_size, operation_timeout, .. } =
+            &config.settings;
+        let server = session.endpoint.label.clone();
+        let observer = Observer::start(handlers.clone(), server, 1, *metrics_by_lock)?;
+        let backend =
+            MySqlBackend::new(session, prefix.clone(), *pool_size, *operation_timeout, &observer);
         backend.check_server()?;
         let backend = Arc::new(backend);
-        let server = backend.label().clone();
-        let Config { handlers, metrics_by_lock, .. } = &config.settings;
-        let observer = Observer::start(handlers.clone(), server, 1, *metrics_by_lock)?;
-        backend.report_to(&observer);
         let manager = Manager::start_on(backend.clone(), None, observer, config)?;
         let methods = RedisMgr::from_handle(ManagerHandle::new(manager));
         Ok(MySqlMgr { methods, backend })

@@ -73,6 +73,20 @@ pub(crate) struct RenewalReport {
     pub(crate) timed_out: bool,
 }
 
+impl RenewalReport {
+    /// Before any reply.
+    pub(crate) fn unconfirmed(leases: &[&Arc<Lease>]) -> RenewalReport {
+        let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
+        RenewalReport {
+            renewals: leases.iter().map(unconfirmed).collect(),
+            failure: None,
+            too_few: None,
+            refusal: None,
+            timed_out: false,
+        }
+    }
+}
+
 /// What a renewal request achieved for one lease.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Renewal {

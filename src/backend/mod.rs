@@ -9,6 +9,7 @@ mod discovery;
 pub(crate) mod error;
 mod feature;
 mod grant_stream;
+mod health;
 mod lease_renewals;
 #[cfg(feature = "testing")]
 pub(crate) mod memory;

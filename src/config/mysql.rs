@@ -10,7 +10,7 @@ use crate::backend::transport::ServerCertificates;
 use crate::{
     backend::{
         error::BackendError,
-        mysql::{self, MySqlBackend, MySqlEndpoint, MySqlServerInfo, SessionSettings, Table},
+        mysql::{self, MySqlEndpoint, MySqlServerInfo, SessionSettings, Table},
     },
     error::{Action, LockError, Result},
     observe::event::HandleEvent,
@@ -206,13 +206,10 @@ impl MySqlConfig {
         Ok(mysql::certificates(endpoint, config.settings.operation_timeout).into_iter().collect())
     }
 
-    pub(crate) fn validate(&self) -> Result<(ValidatedConfig, MySqlBackend)> {
+    pub(crate) fn validate(&self) -> Result<(ValidatedConfig, SessionSettings)> {
         let (config, endpoint, table) = self.validated_parts()?;
-        let Config { ttl, ref prefix, pool_size, operation_timeout, .. } = config.settings;
-        let allow_cluster = self.allow_cluster;
-        let session = SessionSettings { endpoint, default_ttl: ttl, table, allow_cluster };
-        let backend = MySqlBackend::new(session, prefix.clone(), pool_size, operation_timeout);
-        Ok((config, backend))
+        let (default_ttl, allow_cluster) = (config.settings.ttl, self.allow_cluster);
+        Ok((config, SessionSettings { endpoint, default_ttl, table, allow_cluster }))
     }
 
     #[cfg(feature = "tls")]

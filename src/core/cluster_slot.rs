@@ -20,44 +20,26 @@ pub(crate) fn slot_of(key: &str) -> u16 {
 /// Returns the tag of a slot: the smallest number whose decimal digits hash to the slot. All
 /// clients must agree on it.
 pub(crate) fn tag_of_slot(slot: u16) -> &'static str {
-    static TAGS: LazyLock<Tags> = LazyLock::new(Tags::find);
-    TAGS.get(slot)
+    static TAGS: LazyLock<Vec<Box<str>>> = LazyLock::new(all_tags);
+    TAGS.get(usize::from(slot)).map_or("", |tag| tag)
 }
 
-/// The tags of all slots, one after the other.
-struct Tags {
-    text: String,
-    ends: Vec<u32>,
-}
-
-impl Tags {
-    fn find() -> Tags {
-        let mut smallest = vec![None::<u32>; usize::from(SLOTS)];
-        let mut missing = smallest.len();
-        for number in 0.. {
-            if missing == 0 {
-                break;
-            }
-            let mut digits = itoa::Buffer::new();
-            let slot = crc16(digits.format(number).as_bytes()) % SLOTS;
-            if let Some(tag @ None) = smallest.get_mut(usize::from(slot)) {
-                *tag = Some(number);
-                missing -= 1;
-            }
+fn all_tags() -> Vec<Box<str>> {
+    let mut tags = vec![Box::<str>::default(); usize::from(SLOTS)];
+    let mut missing = tags.len();
+    for number in 0_u32.. {
+        if missing == 0 {
+            break;
         }
-        let mut tags = Tags { text: String::new(), ends: Vec::new() };
-        for number in smallest.into_iter().flatten() {
-            tags.text.push_str(itoa::Buffer::new().format(number));
-            tags.ends.push(u32::try_from(tags.text.len()).unwrap_or(u32::MAX));
+        let digits = number.to_string();
+        if let Some(tag) = tags.get_mut(usize::from(slot_of(&digits)))
+            && tag.is_empty()
+        {
+            *tag = digits.into();
+            missing -= 1;
         }
-        tags
     }
-
-    fn get(&self, slot: u16) -> &str {
-        let end = |at: usize| self.ends.get(at).map_or(0, |end| *end as usize);
-        let slot = usize::from(slot);
-        self.text.get(slot.checked_sub(1).map_or(0, end)..end(slot)).unwrap_or_default()
-    }
+    tags
 }
 
 /// CRC-16/XMODEM, as the specification of Redis Cluster prescribes it.

@@ -73,13 +73,12 @@ pub(super) struct ClusterAcquisition<'a> {
 impl<'a> ClusterAcquisition<'a> {
     pub(super) fn on(
         server: SlotServer<'a>,
-        subscriptions: &'a Subscriptions,
         request: AcquireRequest<'a>,
     ) -> ClusterAcquisition<'a> {
-        let (slot, timeout) = (server.slot, server.backend.router.operation_timeout);
+        let (slot, router) = (server.slot, &server.backend.router);
         ClusterAcquisition {
-            claim: RedisAcquisition::on(server, timeout, request),
-            subscriptions,
+            subscriptions: &router.subscriptions,
+            claim: RedisAcquisition::on(server, router.operation_timeout, request),
             slot,
             is_queued: false,
             was_contended: false,
@@ -144,7 +143,7 @@ mod tests {
     #[test]
     fn first_answer_comes_from_a_node() {
         let router = Router::unreachable().0;
-        let backend = ClusterBackend { router, subscriptions: Arc::default(), yielding: None };
+        let backend = ClusterBackend { router, yielding: None };
         let key = LockKey::new("lock:", "x").unwrap().in_cluster().unwrap();
         let (id, ttl) = (generate_lock_id(), Duration::from_secs(10));
         let claim = Claim { key, id, ttl, kind: LockKind::Mutex, token: 0 };

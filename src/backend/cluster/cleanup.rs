@@ -1,6 +1,6 @@
 //! `ClusterCleaner`: cleans up residues on the nodes of their slots, in a batch for each node.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{redirect_reply::Redirect, router::Router};
 use crate::{
@@ -8,25 +8,10 @@ use crate::{
     core::claim::{Claim, Residue},
 };
 
-/// Number of short tries after one that had the whole time. What is due for other nodes waits for
-/// a node that hangs; but a node that is only slow needs the whole time.
-const SHORT_TRIES: u32 = 3;
-
 pub(super) struct ClusterCleaner {
     router: Arc<Router>,
     /// By the number of the node.
-    cleaners: BTreeMap<u64, NodeCleaner>,
-}
-
-struct NodeCleaner {
-    cleaner: RedisCleaner,
-    /// Number of tries in a row in which the node did not reply in time.
-    late: u32,
-}
-
-/// Time for an exchange with a node that was late in the last `late` tries.
-fn try_time(late: u32, operation_timeout: Duration) -> Duration {
-    if late.is_multiple_of(SHORT_TRIES + 1) { operation_timeout } else { operation_timeout / 4 }
+    cleaners: BTreeMap<u64, RedisCleaner>,
 }
 
 impl ClusterCleaner {
@@ -65,18 +50,12 @@ impl ResidueCleaner for ClusterCleaner {
         for group in residues.chunk_by_mut(|(a, _), (b, _)| place_of(a) == place_of(b)) {
             let owner = group.first().and_then(|(claim, _)| owner_of(claim));
             let Some((_, part)) = owner else { continue };
-            let NodeCleaner { cleaner, late } =
-                self.cleaners.entry(part.number).or_insert_with(|| NodeCleaner {
-                    cleaner: RedisCleaner::new(part.node.clone(), router.operation_timeout),
-                    late: 0,
-                });
+            let cleaner = self
+                .cleaners
+                .entry(part.number)
+                .or_insert_with(|| RedisCleaner::new(part.node.clone(), router.operation_timeout));
             cleaner.set_sharded(router.is_sharded());
-            cleaner.set_timeout(try_time(*late, router.operation_timeout));
-            let failure = cleaner.clean_up(group, limits);
-            let is_late =
-                matches!(&failure, Some(BackendError::Node(failure)) if failure.is_timeout());
-            *late = if is_late { late.saturating_add(1) } else { 0 };
-            if let Some(failure) = failure {
+            if let Some(failure) = cleaner.clean_up(group, limits) {
                 if let BackendError::Node(failure) = &failure
                     && let Redirect::Moved { .. } = router.note(failure, part)
                 {
@@ -98,6 +77,8 @@ impl ResidueCleaner for ClusterCleaner {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{
         backend::discovery::ServerName,
@@ -140,12 +121,5 @@ mod tests {
             assert!(cleaner.clean_up(&mut residues, limits).is_some());
             assert!(early.failed_at() < late.failed_at(), "{} was last", early.number);
         }
-    }
-
-    /// Fault: N257
-    #[test]
-    fn node_that_hangs_has_the_whole_time_now_and_then() {
-        let times = (0..6).map(|late| try_time(late, Duration::from_millis(400)).as_millis());
-        assert_eq!(times.collect::<Vec<_>>(), [400, 100, 100, 100, 400, 100]);
     }
 }

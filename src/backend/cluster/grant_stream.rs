@@ -20,7 +20,6 @@ use super::{
     node_link::{Link, LinkState, Received},
     redirect_reply::Redirect,
     router::Router,
-    subscriptions::Subscriptions,
 };
 use crate::{
     backend::{
@@ -49,7 +48,6 @@ const UNAVAILABLE_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct ClusterGrantStream {
     router: Arc<Router>,
-    subscriptions: Arc<Subscriptions>,
     /// Channel of the manager.
     channel: String,
     connects: BackgroundConnects,
@@ -62,7 +60,6 @@ pub(super) struct ClusterGrantStream {
     slots: BTreeMap<u16, u64>,
     events: VecDeque<StreamEvent>,
     /// What the subscriptions were planned for.
-    generation: u64,
     is_sharded: bool,
     /// Time of the next step that needs no input.
     plan_at: Moment,
@@ -72,17 +69,11 @@ pub(super) struct ClusterGrantStream {
 
 impl ClusterGrantStream {
     /// Connects only when a slot is requested.
-    pub(super) fn open(
-        router: &Arc<Router>,
-        subscriptions: &Arc<Subscriptions>,
-        channel: &str,
-    ) -> io::Result<ClusterGrantStream> {
+    pub(super) fn open(router: &Arc<Router>, channel: &str) -> io::Result<ClusterGrantStream> {
         let connects = BackgroundConnects::new()?;
-        router.set_wake(connects.wake());
-        subscriptions.set_wake(connects.wake());
+        router.subscriptions.set_wake(connects.wake());
         Ok(ClusterGrantStream {
             router: router.clone(),
-            subscriptions: subscriptions.clone(),
             channel: channel.to_owned(),
             connects,
             is_closed: Arc::default(),
@@ -90,7 +81,6 @@ impl ClusterGrantStream {
             links: BTreeMap::new(),
             slots: BTreeMap::new(),
             events: VecDeque::new(),
-            generation: 0,
             is_sharded: router.is_sharded(),
             plan_at: Moment::from_nanos(0),
             refusal_logged: false,
@@ -99,19 +89,16 @@ impl ClusterGrantStream {
 
     /// Subscribes where that is needed now.
     fn plan(&mut self, now: Moment) {
-        let generation = self.router.generation();
-        let is_changed = self.subscriptions.take_changed() || generation != self.generation;
-        if !is_changed && now < self.plan_at {
+        if !self.router.subscriptions.take_changed() && now < self.plan_at {
             return;
         }
-        self.generation = generation;
         self.plan_at = Moment::NEVER;
         if self.is_sharded != self.router.is_sharded() {
             self.is_sharded = self.router.is_sharded();
             let links: Vec<_> = self.links.keys().copied().collect();
             links.into_iter().for_each(|number| self.drop_link(number));
         }
-        let wanted = self.subscriptions.wanted(now);
+        let wanted = self.router.subscriptions.wanted(now);
         let is_wanted: BTreeSet<u16> = wanted.iter().map(|(slot, _)| *slot).collect();
         let unused: Vec<_> =
             self.slots.keys().copied().filter(|slot| !is_wanted.contains(slot)).collect();
@@ -144,7 +131,7 @@ impl ClusterGrantStream {
                 self.drop_link(former);
             }
             self.slots.remove(&slot);
-            self.subscriptions.set_up(slot, false, now);
+            self.router.subscriptions.set_up(slot, false, now);
         }
         match retry_at {
             Some(later) if later > now => self.plan_by(later),
@@ -217,7 +204,7 @@ impl ClusterGrantStream {
         let now = clock::now();
         for (slot, at) in &self.slots {
             if *at == number {
-                self.subscriptions.set_up(*slot, false, now);
+                self.router.subscriptions.set_up(*slot, false, now);
             }
         }
         self.slots.retain(|_, at| *at != number);
@@ -337,7 +324,7 @@ impl ClusterGrantStream {
             // The slot has been moved to another node.
             Received::Unsubscribed(slot) if self.slots.get(&slot) == Some(&number) => {
                 self.slots.remove(&slot);
-                self.subscriptions.set_up(slot, false, now);
+                self.router.subscriptions.set_up(slot, false, now);
                 self.plan_by(now);
             }
             Received::Refusal => self.on_refusal(number, value, now),
@@ -353,7 +340,7 @@ impl ClusterGrantStream {
             }
         }
         if self.slots.get(&slot) == Some(&number) {
-            self.subscriptions.set_up(slot, true, now);
+            self.router.subscriptions.set_up(slot, true, now);
         }
     }
 
@@ -365,7 +352,7 @@ impl ClusterGrantStream {
             return;
         };
         let pause = match self.router.note(&failure, &link.part) {
-            Redirect::Moved { .. } => self.subscriptions.on_redirect(slot),
+            Redirect::Moved { .. } => self.router.subscriptions.on_redirect(slot),
             Redirect::None => {
                 if !std::mem::replace(&mut self.refusal_logged, true) {
                     let (server, reason) = (link.part.node.label(), &failure.kind);
@@ -379,7 +366,7 @@ impl ClusterGrantStream {
             _ => UNAVAILABLE_PAUSE,
         };
         self.slots.remove(&slot);
-        self.subscriptions.set_up(slot, false, now.saturating_add(pause));
+        self.router.subscriptions.set_up(slot, false, now.saturating_add(pause));
         self.plan_by(now.saturating_add(pause));
     }
 }

@@ -23,7 +23,6 @@ use self::{
     grant_stream::ClusterGrantStream,
     renewals::ClusterRenewals,
     router::{Patience, Router},
-    subscriptions::Subscriptions,
 };
 use crate::{
     backend::{
@@ -50,7 +49,6 @@ const CHANNEL_PREFIX: &str = "distlock:client:";
 #[derive(Debug)]
 pub(crate) struct ClusterBackend {
     router: Arc<Router>,
-    subscriptions: Arc<Subscriptions>,
     yielding: Option<Yielding>,
 }
 
@@ -64,7 +62,6 @@ impl ClusterBackend {
         let router = Router::new(endpoint, settings, observer);
         ClusterBackend {
             router: Arc::new(router),
-            subscriptions: Arc::default(),
             yielding: Yielding::new(settings.yield_to_others),
         }
     }
@@ -130,11 +127,11 @@ impl Backend for ClusterBackend {
     fn acquisition<'a>(&'a self, request: AcquireRequest<'a>) -> Box<dyn Acquisition + 'a> {
         let slot = request.claim.key.slot().unwrap_or(0);
         let server = SlotServer { backend: self, slot, last: RefCell::new(None) };
-        Box::new(ClusterAcquisition::on(server, &self.subscriptions, request))
+        Box::new(ClusterAcquisition::on(server, request))
     }
 
     fn open_stream(&self, channel: &str, _: Moment) -> Result<Box<dyn GrantStream>, NodeError> {
-        let stream = ClusterGrantStream::open(&self.router, &self.subscriptions, channel);
+        let stream = ClusterGrantStream::open(&self.router, channel);
         Ok(Box::new(stream.map_err(NodeError::not_sent)?))
     }
 

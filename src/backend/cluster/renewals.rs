@@ -11,7 +11,7 @@ use std::{
 use super::{cluster_node::Part, redirect_reply::Redirect, router::Router};
 use crate::{
     backend::{
-        self, LeaseRenewals, RenewalLimits, RenewalReport,
+        LeaseRenewals, RenewalLimits, RenewalReport,
         error::BackendError,
         redis::{
             Connection, Exchange, ExchangeLimits, exchange_all,
@@ -146,15 +146,7 @@ fn is_too_much(timed_out: usize, exchanges: usize) -> bool {
 
 impl LeaseRenewals for ClusterRenewals {
     fn renew(&mut self, leases: &[&Arc<Lease>], limits: RenewalLimits<'_>) -> RenewalReport {
-        let unconfirmed =
-            |lease: &&Arc<Lease>| backend::Renewal::Unconfirmed { until: lease.deadline() };
-        let mut report = RenewalReport {
-            renewals: leases.iter().map(unconfirmed).collect(),
-            failure: None,
-            too_few: None,
-            refusal: None,
-            timed_out: false,
-        };
+        let mut report = RenewalReport::unconfirmed(leases);
         let timeout = renewal_timeout(&limits, self.router.operation_timeout);
         let deadline = clock::now().saturating_add(timeout).min(limits.stop_by);
         let mut exchanges = Vec::new();

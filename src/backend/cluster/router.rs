@@ -5,7 +5,7 @@ use std::{
     fmt, io, mem,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -16,10 +16,10 @@ use super::{
     map_request::ask_for_map,
     redirect_reply::{Redirect, SEE_DOCTOR, passing},
     refresh::Refresh,
+    subscriptions::Subscriptions,
 };
 use crate::{
     backend::{
-        Wake,
         discovery::ServerName,
         error::NodeError,
         redis::{
@@ -55,12 +55,10 @@ pub(super) struct Router {
     seeds: Vec<(ServerName, Arc<RedisNode>)>,
     state: Mutex<State>,
     refresh: Arc<Refresh>,
-    /// Raised whenever the map changes.
-    generation: AtomicU64,
     /// Whether the nodes have sharded channels.
     is_sharded: AtomicBool,
-    /// Wakes the thread that subscribes, whenever the map changes.
-    wake: Mutex<Option<Wake>>,
+    /// Planned again whenever the map changes.
+    pub(super) subscriptions: Subscriptions,
 }
 
 #[derive(Debug)]
@@ -108,9 +106,8 @@ impl Router {
             seeds: Vec::new(),
             state: Mutex::new(state),
             refresh: Refresh::new(),
-            generation: AtomicU64::new(0),
             is_sharded: AtomicBool::new(false),
-            wake: Mutex::new(None),
+            subscriptions: Subscriptions::default(),
         };
         let seeds = endpoint.cluster.iter();
         router.seeds = seeds.map(|name| (name.clone(), router.node(name))).collect();
@@ -123,10 +120,6 @@ impl Router {
 
     pub(super) fn replicas(&self) -> Replicas {
         self.settings.replicas
-    }
-
-    pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
     }
 
     pub(super) fn is_sharded(&self) -> bool {
@@ -236,7 +229,7 @@ impl Router {
             Redirect::Moved { slot, to } => {
                 let is_new = self.state.lock().map.set_owner(*slot, to.clone());
                 if is_new {
-                    self.on_new_map();
+                    self.subscriptions.on_new_map();
                 }
             }
             Redirect::Unavailable => {
@@ -255,18 +248,6 @@ impl Router {
     /// Lets the next request ask for the map first.
     pub(super) fn on_stale_map(&self) {
         self.state.lock().is_stale = true;
-    }
-
-    pub(super) fn set_wake(&self, wake: Wake) {
-        *self.wake.lock() = Some(wake);
-    }
-
-    fn on_new_map(&self) {
-        self.generation.fetch_add(1, Ordering::AcqRel);
-        let wake = self.wake.lock().clone();
-        if let Some(wake) = wake {
-            wake();
-        }
     }
 
     /// Returns the node of a slot. Asks for the map if it is not known, or may have changed.
@@ -421,7 +402,7 @@ impl Router {
             is_new
         };
         if is_new {
-            self.on_new_map();
+            self.subscriptions.on_new_map();
         }
         Ok(is_new)
     }

@@ -23,7 +23,7 @@ pub(super) struct Subscriptions(Mutex<State>);
 #[derive(Default)]
 struct State {
     slots: BTreeMap<u16, Slot>,
-    /// A slot was added, or must be subscribed again.
+    /// A slot was added, or must be subscribed again, or the map has changed.
     is_changed: bool,
     /// Wakes the thread that reads the subscription.
     wake: Option<Wake>,
@@ -75,6 +75,11 @@ impl Subscriptions {
         state.wake = Some(wake);
         state.is_changed = true;
         state.slots.values_mut().for_each(|slot| slot.is_up = false);
+    }
+
+    /// The node of any slot may be another one.
+    pub(super) fn on_new_map(&self) {
+        self.0.lock().change();
     }
 
     /// Whether something has changed since the last call.

@@ -179,11 +179,7 @@ impl ResidueCleaner for MemoryBackend {
         limits: CleanupLimits<'_>,
     ) -> Option<BackendError> {
         let mut failure = None;
-        let now = clock::now();
-        let deadline = match limits {
-            CleanupLimits::Unless(_) => self.deadline(),
-            CleanupLimits::HalfUntil(end) => now.saturating_add(end.duration_since(now) / 2),
-        };
+        let deadline = limits.deadline(self.operation_timeout)?;
         for (claim, residue) in residues {
             match self.clean_up_once(claim, residue, deadline) {
                 Ok(()) => residue.nodes = NodeSet::EMPTY,

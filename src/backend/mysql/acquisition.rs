@@ -11,7 +11,7 @@ use super::{
         row_result, unexpected,
     },
     packet::StatementResult,
-    pool::PooledSession,
+    session::Session,
     sql::{RENEW, ROLLBACK},
 };
 use crate::{
@@ -56,7 +56,7 @@ pub(super) struct MySqlAcquisition<'a> {
     /// is for one of its locks.
     place: Option<Arc<Place>>,
     /// Ready for the next request; `None` before the first one, and after a failure.
-    session: Option<PooledSession>,
+    session: Option<Session>,
     waiting: Option<Waiting>,
     /// The row was busy, so the next request waits for it.
     was_busy: bool,
@@ -67,7 +67,7 @@ pub(super) struct MySqlAcquisition<'a> {
 
 /// A session whose statement waits in the server's queue.
 struct Waiting {
-    session: PooledSession,
+    session: Session,
     sent: Moment,
     /// What closes the connection at a shutdown or a cancellation.
     ends: Vec<CancelRegistration>,
@@ -143,7 +143,7 @@ impl<'a> MySqlAcquisition<'a> {
     /// Waits in the server's queue. If the wait is long, reports the holder, and the next call goes
     /// on waiting. The server keeps the lock for the claim window only; otherwise a client that is
     /// frozen or cut off, and gets its turn, would keep it for a whole ttl.
-    fn await_row(&mut self, mut session: PooledSession) -> Result<Answer, NodeError> {
+    fn await_row(&mut self, mut session: Session) -> Result<Answer, NodeError> {
         let AcquireRequest { claim, wait_deadline, cancel, .. } = self.request;
         let (name, id) = (claim.key.lock_key(), claim.id.as_str());
         let now = clock::now();
@@ -216,7 +216,7 @@ impl<'a> MySqlAcquisition<'a> {
     /// Keeps a lock that the server keeps for `lease` after the request that was sent at `sent`.
     fn granted(
         &self,
-        mut session: PooledSession,
+        mut session: Session,
         sent: Moment,
         lease: Duration,
         token: u64,
@@ -234,7 +234,7 @@ impl<'a> MySqlAcquisition<'a> {
 
     fn not_granted(
         &mut self,
-        mut session: PooledSession,
+        mut session: Session,
         result: RowResult,
         asking: Asking,
     ) -> Result<Answer, NodeError> {
@@ -301,12 +301,7 @@ impl<'a> MySqlAcquisition<'a> {
         self.undecided <= UNDECIDED_MAX
     }
 
-    fn contended(
-        &mut self,
-        session: PooledSession,
-        holder: Option<Holder>,
-        asking: Asking,
-    ) -> Answer {
+    fn contended(&mut self, session: Session, holder: Option<Holder>, asking: Asking) -> Answer {
         let now = clock::now();
         let next = if asking == Asking::Last || now >= self.request.wait_deadline {
             self.database.locks.put(session);

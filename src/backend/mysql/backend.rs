@@ -10,9 +10,8 @@ use super::{
     inspect,
     loss_watch::LossWatch,
     outcome::{NO_TABLE, bytes, check, is_no_connection, is_released, number, rows},
-    pool::PooledSession,
     renewals::MySqlRenewals,
-    session::SessionSettings,
+    session::{Session, SessionSettings},
     sql::{PRUNE_ROWS_MAX, kill},
 };
 use crate::{
@@ -51,14 +50,11 @@ impl MySqlBackend {
         prefix: String,
         max_connections: u32,
         operation_timeout: Duration,
+        observer: &Arc<Observer>,
     ) -> MySqlBackend {
-        let database = Database::new(settings, prefix, max_connections, operation_timeout);
+        let database =
+            Database::new(settings, prefix, max_connections, operation_timeout, observer);
         MySqlBackend { database: Arc::new(database) }
-    }
-
-    /// Has outages of the server reported from now on.
-    pub(crate) fn report_to(&self, observer: &Arc<Observer>) {
-        self.database.reachability.report_to(observer.clone());
     }
 
     /// Fails if the server says that it cannot keep locks for this client. Succeeds if it does not
@@ -136,7 +132,7 @@ impl MySqlBackend {
 
     fn release(
         &self,
-        mut session: Box<PooledSession>,
+        mut session: Box<Session>,
         claim: &Claim,
         was_held: bool,
         deadline: Moment,

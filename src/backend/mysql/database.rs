@@ -8,11 +8,12 @@ use std::{
 
 use super::{
     connection::Connection, held::HeldLocks, inspect, loss_watch::LossWatch, outcome::check,
-    pool::SessionPool, reachability::Reachability, session::SessionSettings, sql::Table,
+    pool::SessionPool, session::SessionSettings, sql::Table,
 };
 use crate::{
-    backend::error::NodeError,
+    backend::{error::NodeError, health::NodeHealth},
     core::{cancel::CancelToken, holder::Holder, key::LockKey},
+    observe::Observer,
     sys::clock::{self, Moment},
 };
 
@@ -28,7 +29,6 @@ pub(super) struct Database {
     /// Sessions that hold locks or wait for them.
     pub(super) locks: SessionPool,
     pub(super) control: SessionPool,
-    pub(super) reachability: Arc<Reachability>,
     pub(super) held: Arc<HeldLocks>,
     /// Ends the waits in the server's queues at a shutdown.
     pub(super) shutdown: CancelToken,
@@ -41,12 +41,14 @@ impl Database {
         prefix: String,
         max_connections: u32,
         operation_timeout: Duration,
+        observer: &Arc<Observer>,
     ) -> Database {
         let (label, table) = (settings.endpoint.label.clone(), settings.table.clone());
         let settings = Arc::new(settings);
-        let reachability = Arc::new(Reachability::new(label.clone()));
+        let health = Arc::new(NodeHealth::default());
         let pool = |size| {
-            SessionPool::new(settings.clone(), reachability.clone(), operation_timeout, size)
+            let (observer, health) = (observer.clone(), health.clone());
+            SessionPool::new(settings.clone(), observer, health, operation_timeout, size)
         };
         Database {
             label,
@@ -55,7 +57,6 @@ impl Database {
             prefix,
             locks: pool(max_connections),
             control: pool(CONTROL_CONNECTIONS),
-            reachability: reachability.clone(),
             held: Arc::default(),
             shutdown: CancelToken::new(),
             watch: OnceLock::new(),

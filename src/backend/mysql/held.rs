@@ -9,7 +9,7 @@ use std::{
     io,
 };
 
-use super::{loss_watch::LossWatch, pool::PooledSession};
+use super::{loss_watch::LossWatch, session::Session};
 use crate::sys::{
     clock::{self, Moment},
     sync::{Condvar, Mutex},
@@ -23,11 +23,11 @@ pub(super) struct HeldLocks {
 }
 
 /// `None` while a renewal uses the session.
-type Slot = Option<Box<PooledSession>>;
+type Slot = Option<Box<Session>>;
 
 impl HeldLocks {
     /// Keeps a session.
-    pub(super) fn insert(&self, id: &str, mut session: PooledSession) {
+    pub(super) fn insert(&self, id: &str, mut session: Session) {
         session.renewal_sent = None;
         let replaced = self.slots.lock().insert(id.into(), Some(Box::new(session)));
         drop(replaced);
@@ -56,7 +56,7 @@ impl HeldLocks {
     }
 
     /// Lends a session to a renewal. `None` if there is none, or it is in use.
-    pub(super) fn check_out(&self, id: &str) -> Option<Box<PooledSession>> {
+    pub(super) fn check_out(&self, id: &str) -> Option<Box<Session>> {
         self.slots.lock().get_mut(id)?.take()
     }
 
@@ -65,7 +65,7 @@ impl HeldLocks {
     pub(super) fn put_back(
         &self,
         id: &str,
-        session: Option<Box<PooledSession>>,
+        session: Option<Box<Session>>,
         watch: Option<&LossWatch>,
     ) {
         let mut slots = self.slots.lock();
@@ -90,7 +90,7 @@ impl HeldLocks {
     }
 
     /// Takes a session away, waiting until `until` for a renewal that uses it.
-    pub(super) fn take(&self, id: &str, until: Moment) -> Option<Box<PooledSession>> {
+    pub(super) fn take(&self, id: &str, until: Moment) -> Option<Box<Session>> {
         let mut slots = self.slots.lock();
         while matches!(slots.get(id), Some(None)) && clock::now() < until {
             clock::park(&self.returned, &mut slots, until);
@@ -151,14 +151,14 @@ mod tests {
         let next = || reports.recv_timeout(Duration::from_secs(60)).unwrap();
 
         let (connection, server) = connected();
-        held.insert("new", PooledSession::of(connection));
+        held.insert("new", Session::new(connection, 1));
         drop(server);
         held.watch("new", watch);
         assert_eq!(next(), ["new"]);
         held.discard("new");
 
         let (connection, server) = connected();
-        held.insert("renewed", PooledSession::of(connection));
+        held.insert("renewed", Session::new(connection, 1));
         held.watch("renewed", watch);
         let lent = held.check_out("renewed");
         drop(server);

@@ -17,7 +17,6 @@ mod loss_watch;
 mod outcome;
 mod packet;
 mod pool;
-mod reachability;
 mod renewals;
 mod session;
 mod sign_in;

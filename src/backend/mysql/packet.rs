@@ -3,6 +3,8 @@
 //! Everything here comes from a server, which may be broken or hostile. Each function returns
 //! [`Malformed`] for what it does not understand, and sizes are limited.
 
+use mysql_common::io::ParseBuf;
+
 /// Maximum size of a reply, in the memory that it takes. The replies to our statements are far
 /// smaller, so a longer one is an error or an attack.
 pub(super) const REPLY_BYTES_MAX: usize = 4 << 20;
@@ -84,54 +86,12 @@ pub(super) fn split_packet(bytes: &[u8]) -> Result<Option<(Packet<'_>, &[u8])>, 
     Ok(packet.map(|(payload, rest)| (Packet { number, payload }, rest)))
 }
 
-/// Reads the fields of a payload. Each method returns `None` at the end.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
-
-impl<'a> Fields<'a> {
-    pub(super) fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    /// An unsigned number of `count` bytes, at most 8.
-    pub(super) fn number(&mut self, count: usize) -> Option<u64> {
-        let bytes = self.bytes(count)?;
-        Some(bytes.iter().rev().fold(0, |number, byte| (number << 8) | u64::from(*byte)))
-    }
-
-    pub(super) fn u8(&mut self) -> Option<u8> {
-        self.bytes(1).map(|byte| byte[0])
-    }
-
-    pub(super) fn u16(&mut self) -> Option<u16> {
-        self.bytes(2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
-    }
-
-    /// A number whose first byte is the number itself, or says how many bytes follow.
-    fn length_encoded(&mut self) -> Option<u64> {
-        match self.u8()? {
-            0xfc => self.number(2),
-            0xfd => self.number(3),
-            0xfe => self.number(8),
-            // NULL, or an error.
-            0xfb | 0xff => None,
-            small => Some(small.into()),
-        }
-    }
-
-    fn length_encoded_bytes(&mut self) -> Option<&'a [u8]> {
-        let length = self.length_encoded()?;
-        self.bytes(usize::try_from(length).ok()?)
-    }
-
-    /// The bytes before the next NUL, which is skipped.
-    pub(super) fn until_nul(&mut self) -> Option<&'a [u8]> {
-        let end = self.0.iter().position(|byte| *byte == 0)?;
-        let taken = self.bytes(end)?;
-        self.bytes(1)?;
-        Some(taken)
+/// A number whose first byte is the number itself, or says how many bytes follow. The library reads
+/// NULL and an error as 0.
+fn length_encoded(fields: &mut ParseBuf<'_>) -> Option<u64> {
+    match fields.0.first() {
+        Some(0xfb | 0xff) => None,
+        _ => fields.checked_eat_lenenc_int(),
     }
 }
 
@@ -141,12 +101,13 @@ impl ServerError {
         payload: &[u8],
         quote: impl Fn(&str) -> String,
     ) -> Result<ServerError, Malformed> {
-        let mut fields = Fields(payload);
-        let code = fields.u8().filter(|kind| *kind == 0xff).and_then(|_| fields.u16());
+        let mut fields = ParseBuf(payload);
+        let kind = fields.checked_eat_u8().filter(|kind| *kind == 0xff);
+        let code = kind.and_then(|_| fields.checked_eat_u16_le());
         let code = code.ok_or(Malformed("an error packet is too short"))?;
         // Missing in the errors before sign-in.
         if fields.0.first() == Some(&b'#') {
-            fields.bytes(6);
+            fields.checked_skip(6);
         }
         Ok(ServerError { code, message: quote(&String::from_utf8_lossy(fields.0)) })
     }
@@ -251,11 +212,12 @@ fn is_in_transaction(status: u16) -> bool {
 
 /// Parses the result of a statement without rows. Also returns the server's status.
 fn parse_ok(payload: &[u8]) -> Result<(StatementResult, u16), Malformed> {
-    let mut fields = Fields(payload);
+    let mut fields = ParseBuf(payload);
     let mut parse = || {
-        fields.u8()?;
-        let (affected_rows, last_insert_id) = (fields.length_encoded()?, fields.length_encoded()?);
-        let status = fields.u16()?;
+        fields.checked_eat_u8()?;
+        let affected_rows = length_encoded(&mut fields)?;
+        let last_insert_id = length_encoded(&mut fields)?;
+        let status = fields.checked_eat_u16_le()?;
         let in_transaction = is_in_transaction(status);
         Some((StatementResult::Done { affected_rows, last_insert_id, in_transaction }, status))
     };
@@ -271,27 +233,28 @@ fn parse_eof(payload: &[u8]) -> Result<u16, Malformed> {
 }
 
 fn parse_column_count(payload: &[u8]) -> Result<usize, Malformed> {
-    let mut fields = Fields(payload);
-    match fields.length_encoded() {
-        Some(columns @ 1..=COLUMNS_MAX) if fields.0.is_empty() => Ok(columns as usize),
+    let mut fields = ParseBuf(payload);
+    match length_encoded(&mut fields) {
+        Some(columns @ 1..=COLUMNS_MAX) if fields.is_empty() => Ok(columns as usize),
         _ => Err(Malformed("a reply begins with an unknown packet")),
     }
 }
 
 fn parse_row(payload: &[u8], columns: usize) -> Result<Vec<Option<Vec<u8>>>, Malformed> {
     const NULL: u8 = 0xfb;
-    let mut fields = Fields(payload);
+    let mut fields = ParseBuf(payload);
     let mut row = Vec::with_capacity(columns);
     for _ in 0..columns {
         if fields.0.first() == Some(&NULL) {
-            fields.u8();
+            fields.checked_eat_u8();
             row.push(None);
         } else {
-            let value = fields.length_encoded_bytes().ok_or(Malformed("a row is too short"))?;
-            row.push(Some(value.to_vec()));
+            let length = length_encoded(&mut fields).and_then(|length| length.try_into().ok());
+            let value = length.and_then(|length| fields.checked_eat(length));
+            row.push(Some(value.ok_or(Malformed("a row is too short"))?.to_vec()));
         }
     }
-    if fields.0.is_empty() { Ok(row) } else { Err(Malformed("a row is too long")) }
+    if fields.is_empty() { Ok(row) } else { Err(Malformed("a row is too long")) }
 }
 
 #[cfg(test)]

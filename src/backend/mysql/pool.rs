@@ -1,30 +1,28 @@
 //! `SessionPool`: the sessions of a manager, up to a limit, with a queue for the callers that have
 //! to wait for one.
 
-use std::{
-    collections::VecDeque,
-    ops::{Deref, DerefMut},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use super::{
-    reachability::Reachability,
-    session::{Session, SessionSettings},
-};
+use super::session::{Session, SessionSettings};
 use crate::{
     backend::{
         checkout_queue::{CheckoutQueue, NoPlace, Place, ReservedPlaces, Urgency},
         error::{NodeError, NodeErrorKind},
+        health::{ConnectOutcome, HealthChange, NodeHealth},
     },
     core::cancel::CancelToken,
-    sys::{clock::Moment, sync::Mutex},
+    observe::Observer,
+    sys::{
+        clock::{self, Moment},
+        sync::Mutex,
+    },
 };
 
 #[derive(Debug)]
 pub(super) struct SessionPool {
     settings: Arc<SessionSettings>,
-    reachability: Arc<Reachability>,
+    observer: Arc<Observer>,
+    health: Arc<NodeHealth>,
     operation_timeout: Duration,
     size: u32,
     queue: Arc<CheckoutQueue>,
@@ -34,45 +32,18 @@ pub(super) struct SessionPool {
     idle: Mutex<Option<VecDeque<Session>>>,
 }
 
-/// A session in use. Dropping this closes its connection; the server then ends its transaction.
-#[derive(Debug)]
-pub(super) struct PooledSession {
-    session: Session,
-    _place: Arc<Place>,
-}
-
-impl Deref for PooledSession {
-    type Target = Session;
-
-    fn deref(&self) -> &Session {
-        &self.session
-    }
-}
-
-impl DerefMut for PooledSession {
-    fn deref_mut(&mut self) -> &mut Session {
-        &mut self.session
-    }
-}
-
-#[cfg(test)]
-impl PooledSession {
-    pub(super) fn of(connection: super::connection::Connection) -> PooledSession {
-        let place = Arc::new(CheckoutQueue::new(1)).enter(Urgency::Other, Moment::NEVER);
-        PooledSession { session: Session::new(connection, 1), _place: Arc::new(place.unwrap()) }
-    }
-}
-
 impl SessionPool {
     pub(super) fn new(
         settings: Arc<SessionSettings>,
-        reachability: Arc<Reachability>,
+        observer: Arc<Observer>,
+        health: Arc<NodeHealth>,
         operation_timeout: Duration,
         size: u32,
     ) -> SessionPool {
         SessionPool {
             settings,
-            reachability,
+            observer,
+            health,
             operation_timeout,
             size,
             queue: Arc::new(CheckoutQueue::new(size)),
@@ -115,20 +86,35 @@ impl SessionPool {
     }
 
     /// Returns a session for a place. Opens one if none is idle.
-    pub(super) fn get(
-        &self,
-        place: Arc<Place>,
-        deadline: Moment,
-    ) -> Result<PooledSession, NodeError> {
-        // The server has closed those that were idle for too long.
-        while let Some(mut session) = self.take_idle()? {
-            if session.connection.is_idle() {
-                return Ok(PooledSession { session, _place: place });
+    pub(super) fn get(&self, place: Arc<Place>, deadline: Moment) -> Result<Session, NodeError> {
+        let mut session = loop {
+            let Some(mut idle) = self.take_idle()? else {
+                break self.observer.shield(|| self.open(deadline))?;
+            };
+            // The server has closed those that were idle for too long.
+            if idle.connection.is_idle() {
+                break idle;
             }
+        };
+        session.place = Some(place);
+        Ok(session)
+    }
+
+    /// Records whether a session can be opened. No user code runs meanwhile.
+    fn open(&self, deadline: Moment) -> Result<Session, NodeError> {
+        let begun = clock::now();
+        let connecting = self.health.begin_connect(begun);
+        let opened = Session::open(&self.settings, deadline);
+        let is_hurried = deadline.duration_since(begun) < self.operation_timeout / 2;
+        let outcome = ConnectOutcome::of(&opened, is_hurried);
+        self.report(connecting.end(clock::now(), outcome, None), opened.as_ref().err());
+        opened
+    }
+
+    fn report(&self, change: Option<HealthChange>, failure: Option<&NodeError>) {
+        if let Some(change) = change {
+            change.report(&self.observer, &self.settings.endpoint.label, true, failure);
         }
-        let open = || Session::open(&self.settings, deadline);
-        let session = self.reachability.observe(deadline, self.operation_timeout, open)?;
-        Ok(PooledSession { session, _place: place })
     }
 
     /// Opens one more session, which no pool keeps, for what is left to do after a shutdown.
@@ -144,12 +130,13 @@ impl SessionPool {
     }
 
     /// Takes back a session without a transaction.
-    pub(super) fn put(&self, mut pooled: PooledSession) {
-        if !pooled.session.connection.is_idle() {
+    pub(super) fn put(&self, mut session: Session) {
+        if !session.connection.is_idle() {
             return;
         }
-        self.reachability.on_usable();
-        let PooledSession { session, _place: place } = pooled;
+        let now = clock::now();
+        self.report(self.health.record_reply(now, now), None);
+        let place = session.place.take();
         let oldest = self.idle.lock().as_mut().and_then(|idle| {
             idle.push_back(session);
             if idle.len() > 1 { idle.pop_front() } else { None }

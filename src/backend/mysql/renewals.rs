@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     database::Database,
     outcome::{NO_TRANSACTION, is_renewed, unexpected},
-    pool::PooledSession,
+    session::Session,
     sql::RENEW,
 };
 use crate::{
@@ -30,7 +30,7 @@ pub(super) struct MySqlRenewals(pub(super) Arc<Database>);
 /// A renewal that was sent.
 struct Pending {
     index: usize,
-    session: Box<PooledSession>,
+    session: Box<Session>,
     sent: Moment,
 }
 
@@ -124,10 +124,7 @@ impl MySqlRenewals {
 }
 
 /// Sends a renewal, unless the last one has no reply yet.
-fn send(
-    mut session: Box<PooledSession>,
-    lease: &Lease,
-) -> Result<(Box<PooledSession>, Moment), NodeError> {
+fn send(mut session: Box<Session>, lease: &Lease) -> Result<(Box<Session>, Moment), NodeError> {
     if let Some(sent) = session.renewal_sent {
         return Ok((session, sent));
     }

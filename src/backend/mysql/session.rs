@@ -1,6 +1,6 @@
 //! `Session`: a connection that is set up for locks, on a server that is fit for them.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use super::{
     connection::Connection,
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     backend::{
+        checkout_queue::Place,
         error::{NodeError, NodeErrorKind},
         transport::{SILENCE_MAX, bear_silence},
     },
@@ -26,6 +27,7 @@ const MYSQL_MIN: (u32, u32) = (8, 0);
 /// for longer may be broken, and only a request without a wait shows that.
 const BUSY_MEMORY: Duration = Duration::from_secs(1);
 
+/// Dropping it closes its connection; the server then ends its transaction.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) connection: Connection,
@@ -40,6 +42,9 @@ pub(super) struct Session {
     pub(super) renewal_sent: Option<Moment>,
     /// The lock for which this connection has waited last, and when it got it.
     waited_for: Option<(Box<str>, Moment)>,
+    /// While somebody uses the session. The last field, so that the next thread gets the place when
+    /// the connection has been closed.
+    pub(super) place: Option<Arc<Place>>,
 }
 
 /// What a session needs to know.
@@ -74,6 +79,7 @@ impl Session {
             silence_max: SILENCE_MAX,
             renewal_sent: None,
             waited_for: None,
+            place: None,
         }
     }
 

@@ -4,11 +4,12 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use mysql_common::{
     crypto::rsa::{GetRandom, Pkcs1OaepPadding, PublicKey},
+    io::ParseBuf,
     num_bigint::BigUint,
     scramble::{scramble_native, scramble_sha256},
 };
 
-use super::packet::{Fields, Malformed, ServerError};
+use super::packet::{Malformed, ServerError};
 
 /// What both sides can do, as bits.
 mod capabilities {
@@ -53,26 +54,26 @@ impl Greeting {
         payload: &[u8],
         quote: impl Fn(&str) -> String,
     ) -> Result<Greeting, Malformed> {
-        let mut fields = Fields(payload);
-        if fields.u8() != Some(10) {
+        let mut fields = ParseBuf(payload);
+        if fields.checked_eat_u8() != Some(10) {
             return Err(Malformed("its greeting has an unknown version"));
         }
         let mut parse = || {
-            let version = fields.until_nul()?;
-            let connection_id = fields.number(4)?;
-            let mut challenge = fields.bytes(8)?.to_vec();
-            fields.bytes(1)?;
-            let low = fields.number(2)?;
+            let version = fields.eat_null_str();
+            let connection_id = u64::from(fields.checked_eat_u32_le()?);
+            let mut challenge = fields.checked_eat(8)?.to_vec();
+            fields.checked_eat(1)?;
+            let low = u32::from(fields.checked_eat_u16_le()?);
             // The character set and the status.
-            fields.bytes(3)?;
-            let capabilities = u32::try_from(low | fields.number(2)? << 16).ok()?;
-            let challenge_bytes = usize::from(fields.u8()?);
-            fields.bytes(10)?;
-            challenge.extend(fields.bytes(challenge_bytes.saturating_sub(8).max(13))?);
+            fields.checked_eat(3)?;
+            let capabilities = low | u32::from(fields.checked_eat_u16_le()?) << 16;
+            let challenge_bytes = usize::from(fields.checked_eat_u8()?);
+            fields.checked_eat(10)?;
+            challenge.extend(fields.checked_eat(challenge_bytes.saturating_sub(8).max(13))?);
             // The challenge ends with a NUL that does not belong to it.
             challenge.pop();
             // Some old servers do not end the name with a NUL.
-            let plugin = fields.until_nul().unwrap_or(fields.0).to_vec();
+            let plugin = fields.eat_null_str().to_vec();
             Some((version, connection_id, challenge, capabilities, plugin))
         };
         let (version, connection_id, challenge, capabilities, plugin) =
@@ -195,9 +196,9 @@ impl<'a> SignIn<'a> {
 
     /// Uses another plugin, as the server asks.
     fn switch(&mut self, data: &[u8], quote: impl Fn(&str) -> String) -> Result<Step, Malformed> {
-        let mut fields = Fields(data);
+        let mut fields = ParseBuf(data);
         // Without data it asks for the method before MySQL 4.1.
-        let plugin = fields.until_nul().unwrap_or(b"mysql_old_password");
+        let plugin = if data.is_empty() { b"mysql_old_password" } else { fields.eat_null_str() };
         match plugin {
             NATIVE | CACHING_SHA2 => {
                 self.plugin = plugin.to_vec();
@@ -270,10 +271,10 @@ fn parse_key(pem: &[u8]) -> Option<PublicKey> {
     let (_, text) = text.split_once("-----BEGIN PUBLIC KEY-----")?;
     let (text, _) = text.split_once("-----END PUBLIC KEY-----")?;
     let der = STANDARD.decode(text.split_ascii_whitespace().collect::<String>()).ok()?;
-    let mut key = Fields(der_value(&mut Fields(&der), SEQUENCE)?);
+    let mut key = ParseBuf(der_value(&mut ParseBuf(&der), SEQUENCE)?);
     let _algorithm = der_value(&mut key, SEQUENCE)?;
     let bits = der_value(&mut key, BIT_STRING)?.strip_prefix(&[0])?;
-    let mut numbers = Fields(der_value(&mut Fields(bits), SEQUENCE)?);
+    let mut numbers = ParseBuf(der_value(&mut ParseBuf(bits), SEQUENCE)?);
     let mut number = || Some(BigUint::from_bytes_be(der_value(&mut numbers, INTEGER)?));
     let (modulus, exponent) = (number()?, number()?);
     // A key of another size would be misread, or take long to compute with.
@@ -285,20 +286,20 @@ fn parse_key(pem: &[u8]) -> Option<PublicKey> {
 }
 
 /// Reads one value of the DER format, which begins with its kind and length.
-fn der_value<'a>(fields: &mut Fields<'a>, kind: u8) -> Option<&'a [u8]> {
-    if fields.u8()? != kind {
+fn der_value<'a>(fields: &mut ParseBuf<'a>, kind: u8) -> Option<&'a [u8]> {
+    if fields.checked_eat_u8()? != kind {
         return None;
     }
-    let length = match fields.u8()? {
+    let length = match fields.checked_eat_u8()? {
         short @ 0..=0x7f => usize::from(short),
         count @ 0x81..=0x84 => {
             // At most four bytes.
-            let bytes = fields.bytes(usize::from(count & 0x7f))?;
+            let bytes = fields.checked_eat(usize::from(count & 0x7f))?;
             bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
         }
         _ => return None,
     };
-    fields.bytes(length)
+    fields.checked_eat(length)
 }
 
 #[cfg(test)]

@@ -39,7 +39,8 @@ impl ResidueCleaner for RedisCleaner {
     ) -> Option<BackendError> {
         let mut first_failure = None;
         for batch in residues.chunks_mut(PIPELINE_MAX) {
-            let Err(failure) = self.release_batch(batch, limits) else { continue };
+            let Some(deadline) = limits.deadline(self.operation_timeout) else { break };
+            let Err(failure) = self.release_batch(batch, limits, deadline) else { continue };
             let was_not_sent = !failure.outcome_unknown && !self.connection.is_connected();
             let is_unreachable = failure.is_timeout() || was_not_sent;
             first_failure.get_or_insert(BackendError::Node(failure));
@@ -65,23 +66,15 @@ impl RedisCleaner {
         self.is_sharded = is_sharded;
     }
 
-    /// Limits each exchange, unless the manager is shutting down.
-    pub(crate) fn set_timeout(&mut self, operation_timeout: Duration) {
-        self.operation_timeout = operation_timeout;
-    }
-
     /// Tries each residue of a batch once, and removes those that the server confirms. Returns the
     /// first failure.
     fn release_batch(
         &mut self,
         batch: &mut [(&Claim, &mut Residue)],
         limits: CleanupLimits<'_>,
+        deadline: Moment,
     ) -> Result<(), NodeError> {
         let now = clock::now();
-        let deadline = match limits {
-            CleanupLimits::Unless(_) => now.saturating_add(self.operation_timeout),
-            CleanupLimits::HalfUntil(end) => now.saturating_add(end.duration_since(now) / 2),
-        };
         let mut check = |now: Moment| match limits {
             CleanupLimits::Unless(must_end) if must_end() => None,
             _ => Some(now.saturating_add(CHECK_INTERVAL)),

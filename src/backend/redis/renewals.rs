@@ -89,14 +89,7 @@ pub(crate) fn renew_on_one_server(
     mut ask: impl FnMut(&[Renew<'_>]) -> Vec<RenewalResult>,
 ) -> RenewalReport {
     let now = clock::now();
-    let unconfirmed = |lease: &&Arc<Lease>| Renewal::Unconfirmed { until: lease.deadline() };
-    let mut report = RenewalReport {
-        renewals: leases.iter().map(unconfirmed).collect(),
-        failure: None,
-        too_few: None,
-        refusal: None,
-        timed_out: false,
-    };
+    let mut report = RenewalReport::unconfirmed(leases);
     let renewals: Vec<_> = leases.iter().map(|lease| renewal_request(lease, now)).collect();
     let batches = batches(&renewals, batch_max);
     let requests: Vec<_> = batches.iter().map(|batch| Renew(&renewals[batch.clone()])).collect();

@@ -143,11 +143,8 @@ impl Redlock {
     fn release_residues(&self, lease: &Lease, outcome: &ReleaseOutcome) -> Vec<Residue> {
         let (now, in_flight, may_hold) = (clock::now(), lease.in_flight, lease.may_hold());
         let residue = |nodes: NodeSet, in_flight_until, pending_acks| Residue {
-            nodes,
-            queue_entry: lease.queue_entry.to_string(),
-            in_flight_until,
-            keep_until: Moment::default(),
             pending_acks,
+            ..Residue::new(nodes, &lease.queue_entry, in_flight_until)
         };
         let failed_on = may_hold.intersection(outcome.unconfirmed);
         let mut residues = vec![residue(failed_on, now, PendingAcks::new())];

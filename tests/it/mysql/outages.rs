@@ -344,6 +344,8 @@ fn outage_of_the_server_and_its_end_are_reported_once() {
             assert!(mgr.try_lock("x").unwrap_err().is_unavailable());
         }
         assert_eq!(mgr.metrics().nodes_reachable(), 0);
+        let late = MySqlMgr::new(config(server.url())).unwrap();
+        assert_eq!(late.metrics().nodes_reachable(), 0);
         let counts =
             || (outages.begun.load(Ordering::SeqCst), outages.ended.load(Ordering::SeqCst));
         eventually("it is reported", TEST_TIMEOUT, || counts() == (1, 0));

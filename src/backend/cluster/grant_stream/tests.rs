@@ -6,8 +6,7 @@ use super::*;
 #[test]
 fn connection_that_no_link_awaits_is_ignored() {
     let (router, name) = Router::unreachable();
-    let mut stream =
-        ClusterGrantStream::open(&router, &Arc::default(), "distlock:client:x").unwrap();
+    let mut stream = ClusterGrantStream::open(&router, "distlock:client:x").unwrap();
     let part = router.part(&name).unwrap();
     let number = part.number;
     let link = Link { part: part.clone(), state: LinkState::Connecting, failures: 0 };
@@ -35,8 +34,7 @@ fn connection_that_no_link_awaits_is_ignored() {
 fn slot_requested_again_after_its_end_is_subscribed() {
     const MANAGER: &str = "distlock:client:x";
     let (router, name) = Router::unreachable();
-    let subscriptions = Arc::<Subscriptions>::default();
-    let mut stream = ClusterGrantStream::open(&router, &subscriptions, MANAGER).unwrap();
+    let mut stream = ClusterGrantStream::open(&router, MANAGER).unwrap();
     let part = router.part(&name).unwrap();
     let (number, now) = (part.number, clock::now());
     let connection = part.node.reserved_connection();
@@ -45,7 +43,7 @@ fn slot_requested_again_after_its_end_is_subscribed() {
     let state = LinkState::Up { subscriber: Box::new(subscriber), asked: [7].into() };
     stream.links.insert(number, Link { part: part.clone(), state, failures: 0 });
     stream.slots.insert(7, number);
-    assert!(!subscriptions.request(7));
+    assert!(!router.subscriptions.request(7));
     let receive = |stream: &mut ClusterGrantStream, kind: &str| {
         let words = [kind, &channel_of_slot(MANAGER, 7)].map(|word| Value::BulkString(word.into()));
         stream.on_value(number, &Value::Array(words.into()), now, &mut BTreeSet::new());
@@ -53,5 +51,5 @@ fn slot_requested_again_after_its_end_is_subscribed() {
     receive(&mut stream, "sunsubscribe");
     stream.subscribe(7, &part, now);
     receive(&mut stream, "ssubscribe");
-    assert!(subscriptions.request(7), "it is subscribed");
+    assert!(router.subscriptions.request(7), "it is subscribed");
 }

@@ -11,7 +11,6 @@ mod declare_new;
 mod examine_certificates;
 mod exchange;
 mod framed_socket;
-mod health;
 mod heard_subscription;
 mod pool;
 mod quarantine;

@@ -13,7 +13,6 @@ use redis::Value;
 
 use super::{
     connection::{Connection, Handshake},
-    health::{ConnectOutcome, HealthChange, NodeHealth},
     heard_subscription::HeardSubscription,
     quarantine::{Eligibility, Voters},
     server_info::ServerInfo,
@@ -23,6 +22,7 @@ use crate::{
     backend::{
         discovery::Discovery,
         error::{NodeError, NodeErrorKind},
+        health::{ConnectOutcome, HealthChange, NodeHealth},
         redis::script::{Request, ScriptRef, name_missing_permission},
     },
     core::clock_sample::ClockSample,
@@ -217,21 +217,11 @@ impl RedisNode {
         let hurried = deadline.duration_since(begun) < self.operation_timeout / 2;
         let outcome = match &connected {
             Ok(None) => ConnectOutcome::WasConnected,
-            Ok(Some(_)) => ConnectOutcome::Connected,
-            Err(error) if hurried && error.is_timeout() => ConnectOutcome::Unknown,
-            Err(_) => ConnectOutcome::Failed,
+            _ => ConnectOutcome::of(&connected, hurried),
         };
         let broken = connection.take_broken_opened_at();
-        match (connecting.end(clock::now(), outcome, broken), &connected) {
-            (Some(HealthChange::Down), Err(error)) => {
-                let has_replied = matches!(error.kind, NodeErrorKind::Refused { .. });
-                if self.is_counted {
-                    self.observer.node_down();
-                }
-                self.observer.unreachable(self.label(), has_replied, &error.kind.to_string());
-            }
-            (change, _) => self.report_up(change),
-        }
+        let change = connecting.end(clock::now(), outcome, broken);
+        self.report(change, connected.as_ref().err());
         let Some(handshake) = connected? else { return Ok(()) };
         let Handshake { clock_sample, server_info } = handshake;
         self.heard_subscription.on_connection_opened();
@@ -240,12 +230,9 @@ impl RedisNode {
         server_info.map_or(Ok(()), |info| self.check_server(connection, &info))
     }
 
-    fn report_up(&self, change: Option<HealthChange>) {
-        if let Some(HealthChange::Up { away, was_reported }) = change {
-            if was_reported && self.is_counted {
-                self.observer.node_up();
-            }
-            self.observer.reconnected(self.label(), away, was_reported);
+    fn report(&self, change: Option<HealthChange>, failure: Option<&NodeError>) {
+        if let Some(change) = change {
+            change.report(&self.observer, self.label(), self.is_counted, failure);
         }
     }
 
@@ -339,7 +326,7 @@ impl RedisNode {
         in_flight: InFlightRequest,
         reply: Value,
     ) -> Result<Exchange<C::Reply>, NodeError> {
-        self.report_up(self.health.record_reply(in_flight.sent, clock::now()));
+        self.report(self.health.record_reply(in_flight.sent, clock::now()), None);
         connection.check_error_reply(&reply).map_err(|error| {
             if error.is_unknown_script() {
                 self.known_scripts.store(0, Ordering::Release);

@@ -2,13 +2,17 @@
 //! node that does not reply, and each outage is reported once. The caller passes the time.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use crate::sys::clock::Moment;
+use super::error::{NodeError, NodeErrorKind};
+use crate::{observe::Observer, sys::clock::Moment};
 
 /// Minimum back-off after a failure: the node is not asked while the others form a quorum. Doubles
 /// with each further failure, up to [`BACKOFF_MAX`].
@@ -47,13 +51,13 @@ struct State {
 }
 
 /// One attempt to connect, in progress until it is dropped.
-pub(super) struct Connecting<'a> {
+pub(crate) struct Connecting<'a> {
     health: &'a NodeHealth,
     begun: Moment,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConnectOutcome {
+pub(crate) enum ConnectOutcome {
     /// The connection had a usable socket.
     WasConnected,
     Connected,
@@ -64,12 +68,52 @@ pub(super) enum ConnectOutcome {
 
 /// What is to be reported after an attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HealthChange {
+pub(crate) enum HealthChange {
     /// The node cannot be reached.
     Down,
     /// It can be reached again. If a socket has broken, and the next one opens at once, no outage
     /// was reported before.
     Up { away: Duration, was_reported: bool },
+}
+
+impl ConnectOutcome {
+    /// `is_hurried` says whether the caller had less time than usual.
+    pub(crate) fn of<T>(opened: &Result<T, NodeError>, is_hurried: bool) -> ConnectOutcome {
+        match opened {
+            Ok(_) => ConnectOutcome::Connected,
+            Err(error) if is_hurried && error.is_timeout() => ConnectOutcome::Unknown,
+            Err(_) => ConnectOutcome::Failed,
+        }
+    }
+}
+
+impl HealthChange {
+    /// Reports the change, which `failure` has caused if the server is down. `is_counted` says
+    /// whether the metrics count it as a server.
+    pub(crate) fn report(
+        self,
+        observer: &Observer,
+        server: &Arc<str>,
+        is_counted: bool,
+        failure: Option<&NodeError>,
+    ) {
+        match (self, failure) {
+            (HealthChange::Down, Some(NodeError { kind, .. })) => {
+                if is_counted {
+                    observer.node_down();
+                }
+                let has_replied = matches!(kind, NodeErrorKind::Refused { .. });
+                observer.unreachable(server, has_replied, &kind.to_string());
+            }
+            (HealthChange::Up { away, was_reported }, _) => {
+                if was_reported && is_counted {
+                    observer.node_up();
+                }
+                observer.reconnected(server, away, was_reported);
+            }
+            (HealthChange::Down, None) => {}
+        }
+    }
 }
 
 impl NodeHealth {
@@ -108,7 +152,7 @@ impl NodeHealth {
 
     /// Records a reply to a request that was sent at `sent`. An open socket can outlast an outage
     /// in which none could be opened. Returns what is to be reported.
-    pub(super) fn record_reply(&self, sent: Moment, now: Moment) -> Option<HealthChange> {
+    pub(crate) fn record_reply(&self, sent: Moment, now: Moment) -> Option<HealthChange> {
         if !self.is_down.load(Ordering::Relaxed) {
             return None;
         }
@@ -129,7 +173,7 @@ impl NodeHealth {
         Some(HealthChange::Up { away: at.duration_since(down_since), was_reported })
     }
 
-    pub(super) fn begin_connect(&self, now: Moment) -> Connecting<'_> {
+    pub(crate) fn begin_connect(&self, now: Moment) -> Connecting<'_> {
         let mut state = self.state.lock();
         if state.connecting == 0 {
             state.no_success_since = now;
@@ -154,7 +198,7 @@ impl Connecting<'_> {
     /// Records how the attempt ended, and when the former socket was opened if it has broken. A
     /// socket that was opened before the last outage ended belongs to that outage. Returns what is
     /// to be reported.
-    pub(super) fn end(
+    pub(crate) fn end(
         self,
         now: Moment,
         outcome: ConnectOutcome,
