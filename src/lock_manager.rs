@@ -168,8 +168,8 @@ fn cannot(action: &str) -> LockError {
 
 /// Defines methods as those of the type `$target`.
 macro_rules! forward {
-    ($target:ty; $(fn $method:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        $(fn $method(&self, $($arg: $type),*) -> $result {
+    ($target:ty; $(fn $method:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        $(fn $method(&self, $($arg: $type),*) $(-> $result)? {
             <$target>::$method(self, $($arg),*)
         })*
     };
@@ -207,14 +207,8 @@ macro_rules! lock_manager {
                 fn force_release_if(name: &str, id: &str) -> Result<Released>;
                 fn ping() -> Result<Duration>;
                 fn metrics() -> Metrics;
-            }
-
-            fn server(&self) -> &str {
-                <$target>::server(self)
-            }
-
-            fn shutdown(&self) {
-                <$target>::shutdown(self);
+                fn server() -> &str;
+                fn shutdown();
             }
         }
     };

@@ -20,10 +20,11 @@ use crate::{
     manager::{HeldThrough, ManagerHandle},
 };
 
-type HeldByThread = HashMap<(u64, Box<str>), Weak<LockGuard>>;
+type HeldByThread = HashMap<(*const ManagerHandle, Box<str>), Weak<LockGuard>>;
 
 thread_local! {
-    /// The locks that this thread holds, by manager and name.
+    /// The locks that this thread holds, by manager and name. A guard keeps its handle, so no other
+    /// handle has the same address while the guard exists.
     static HELD: RefCell<HeldByThread> = RefCell::default();
 }
 
@@ -47,7 +48,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct ReentrantGuard {
     guard: Rc<LockGuard>,
-    manager_number: u64,
+    handle: *const ManagerHandle,
 }
 
 /// Fails if this thread would wait for a lock that it holds itself. Only a reentrant guard makes
@@ -63,7 +64,7 @@ pub(crate) fn check_not_own(
         if held.is_empty() {
             return None;
         }
-        held.get(&(handle.number(), Box::from(name))).and_then(Weak::upgrade)
+        held.get(&(ptr::from_ref(handle), Box::from(name))).and_then(Weak::upgrade)
     });
     let is_own = own.ok().flatten().is_some_and(|guard| guard.is_held_until_released());
     if is_own && options.wait_limit() != Some(Duration::ZERO) {
@@ -92,7 +93,7 @@ impl ReentrantGuard {
         options: &LockOptions,
     ) -> Result<ReentrantGuard> {
         let manager = handle.manager()?;
-        let key = (handle.number(), Box::from(name));
+        let key = (Arc::as_ptr(handle), Box::from(name));
         let held = HELD.try_with(|held| held.borrow().get(&key).and_then(Weak::upgrade));
         // Without the table, this thread could wait for a lock that it holds.
         let held = held.map_err(|_| LockError::InvalidOptions {
@@ -102,14 +103,13 @@ impl ReentrantGuard {
         })?;
         if let Some(guard) = held {
             guard.ensure_held()?;
-            return Ok(ReentrantGuard { guard, manager_number: key.0 });
+            return Ok(ReentrantGuard { guard, handle: key.0 });
         }
         let held = manager.acquire(LockKind::Mutex, name, options, HeldThrough::Guard)?;
         let guard = Rc::new(LockGuard::new(held, handle.clone()));
-        let number = key.0;
         // This cannot fail: the table existed above, and only this thread can destroy it.
         let _ = HELD.try_with(|held| held.borrow_mut().insert(key, Rc::downgrade(&guard)));
-        Ok(ReentrantGuard { guard, manager_number: number })
+        Ok(ReentrantGuard { guard, handle: Arc::as_ptr(handle) })
     }
 
     /// Returns how many guards of this thread hold the lock.
@@ -136,7 +136,7 @@ impl ReentrantGuard {
     }
 
     fn unregister(&self) {
-        let key = (self.manager_number, Box::from(self.guard.name()));
+        let key = (self.handle, Box::from(self.guard.name()));
         // While the thread ends, its table may already be destroyed; then there is nothing to
         // remove.
         let _ = HELD.try_with(|held| {

@@ -3,7 +3,7 @@
 use super::{
     Acquirer, WaitTerms,
     failures::{OutageReport, REPORT_AT_FAILURE, RetryDecision, RetryLimits, RetryState},
-    poll_times::{ForeignHolds, Observation, follower_interval, unsubscribed_poll_interval},
+    poll_times::{ForeignHolds, follower_interval, next_poll, unsubscribed_poll_interval},
 };
 use crate::{
     backend::{
@@ -158,16 +158,16 @@ impl<'a> Attempt<'a> {
     }
 
     fn on_queued(&mut self, report: &QueueReport) -> Option<Moment> {
-        let now = clock::now();
-        let observation = Observation::new(now, &report.holder, report.position, &mut self.foreign);
-        let next_poll = Some(observation.next_poll(self.jitter_seed()));
-        let Some(wait_handle) = &self.wait_handle else { return next_poll };
+        let (now, seed) = (clock::now(), self.jitter_seed());
+        let foreign = &mut self.foreign;
+        let next = Some(next_poll(now, &report.holder, report.position, foreign, seed));
+        let Some(wait_handle) = &self.wait_handle else { return next };
         wait_handle.set_position(report.position);
         if report.was_lost {
             wait_handle.wake_same_lock_if_lost(report.position);
         }
         if !report.no_subscriber {
-            return next_poll;
+            return next;
         }
         // A hand-over would skip us, because the server has no subscriber on our channel.
         let resubscribed = wait_handle.invalidate_subscription(report.place, report.sent_at)

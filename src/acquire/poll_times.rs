@@ -60,45 +60,31 @@ impl ForeignHolds {
     }
 }
 
-/// Reply to the last request of a waiter, as far as it decides when to poll.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Observation {
-    seen_at: Moment,
-    expires_in: Option<Duration>,
-    /// Polling interval of the head of the queue.
-    interval: Duration,
+/// Returns when a waiter polls next that saw this holder at `at`, from this position in the queue.
+/// `jitter_seed` is any number; it spreads waiters that would poll at the same time.
+pub(crate) fn next_poll(
+    at: Moment,
+    holder: &Holder,
     position: u64,
-}
-
-impl Observation {
-    pub(crate) fn new(
-        at: Moment,
-        holder: &Holder,
-        position: u64,
-        foreign: &mut ForeignHolds,
-    ) -> Observation {
-        let interval = match foreign.interval(at, holder) {
-            None => POLL_INTERVAL,
-            Some(interval) if position == 0 => interval,
-            // A poll by any waiter grants a free lock to the head, so the others need not hurry.
-            Some(_) => POLL_INTERVAL_FOREIGN,
-        };
-        Observation { seen_at: at, expires_in: holder.ttl_left(), interval, position }
+    foreign: &mut ForeignHolds,
+    jitter_seed: u64,
+) -> Moment {
+    // For the head of the queue; further back, a multiple of it.
+    let interval = match foreign.interval(at, holder) {
+        None => POLL_INTERVAL,
+        Some(interval) if position == 0 => interval,
+        // A poll by any waiter grants a free lock to the head, so the others need not hurry.
+        Some(_) => POLL_INTERVAL_FOREIGN,
+    };
+    let position = u32::try_from(position).unwrap_or(u32::MAX);
+    let mut pause = interval.saturating_mul(position.saturating_add(1));
+    if let Some(left) = holder.ttl_left() {
+        pause = pause.min(
+            left.saturating_add(EXPIRY_POLL_DELAY)
+                .saturating_add(EXPIRY_POLL_STEP.saturating_mul(position)),
+        );
     }
-
-    /// Returns when to poll next. `jitter_seed` is any number; it spreads waiters that would poll
-    /// at the same time.
-    pub(crate) fn next_poll(&self, jitter_seed: u64) -> Moment {
-        let position = u32::try_from(self.position).unwrap_or(u32::MAX);
-        let mut pause = self.interval.saturating_mul(position.saturating_add(1));
-        if let Some(left) = self.expires_in {
-            pause = pause.min(
-                left.saturating_add(EXPIRY_POLL_DELAY)
-                    .saturating_add(EXPIRY_POLL_STEP.saturating_mul(position)),
-            );
-        }
-        self.seen_at.saturating_add(add_jitter(pause.min(POLL_INTERVAL_MAX), jitter_seed))
-    }
+    at.saturating_add(add_jitter(pause.min(POLL_INTERVAL_MAX), jitter_seed))
 }
 
 /// Polling interval of a waiter without a subscription, which cannot receive a grant message.
@@ -124,10 +110,11 @@ mod tests {
 
     const START: Moment = Moment::from_nanos(1_000_000_000);
 
-    fn observation(pttl_ms: i64, position: u64, foreign: bool) -> Observation {
+    fn pause(pttl_ms: i64, position: u64, foreign: bool, jitter_seed: u64) -> Duration {
         let id = if foreign { "lock_42".to_owned() } else { generate_lock_id().to_string() };
         let holder = Holder::from_report(id.as_bytes(), pttl_ms, 0, 0, 0);
-        Observation::new(START, &holder, position, &mut ForeignHolds::default())
+        let mut seen = ForeignHolds::default();
+        next_poll(START, &holder, position, &mut seen, jitter_seed).duration_since(START)
     }
 
     /// Polls behind foreign holders, each of which holds the lock for `hold`. Returns the longest
@@ -139,7 +126,7 @@ mod tests {
             let (began, id) = (now, format!("lock_{number}"));
             let holder = Holder::from_report(id.as_bytes(), 3_600_000, 0, 0, 0);
             while now.duration_since(began) < hold {
-                now = Observation::new(now, &holder, 0, &mut foreign).next_poll(now.as_nanos());
+                now = next_poll(now, &holder, 0, &mut foreign, now.as_nanos());
                 polls += 1;
             }
             if number > 0 {
@@ -170,13 +157,9 @@ mod tests {
         assert_eq!(foreign.interval(later, &holder), Some(POLL_INTERVAL_FOREIGN));
     }
 
-    fn pause(observation: Observation, jitter_seed: u64) -> Duration {
-        observation.next_poll(jitter_seed).duration_since(START)
-    }
-
     #[test]
     fn head_polls_just_after_holder_expiry() {
-        let pause = pause(observation(300, 0, false), 7);
+        let pause = pause(300, 0, false, 7);
         assert!(
             pause >= Duration::from_millis(305) && pause < Duration::from_millis(340),
             "{pause:?}"
@@ -185,23 +168,21 @@ mod tests {
 
     #[test]
     fn foreign_holder_polled_more_often() {
-        assert!(pause(observation(30_000, 0, true), 1) < Duration::from_millis(2));
-        assert!(pause(observation(30_000, 1, true), 1) >= 2 * POLL_INTERVAL_FOREIGN);
-        assert!(pause(observation(30_000, 0, false), 1) >= POLL_INTERVAL);
+        assert!(pause(30_000, 0, true, 1) < Duration::from_millis(2));
+        assert!(pause(30_000, 1, true, 1) >= 2 * POLL_INTERVAL_FOREIGN);
+        assert!(pause(30_000, 0, false, 1) >= POLL_INTERVAL);
     }
 
     #[test]
     fn holder_without_expiry_still_polled() {
-        assert!(pause(observation(-1, 0, false), 1) < Duration::from_secs(1));
+        assert!(pause(-1, 0, false, 1) < Duration::from_secs(1));
     }
 
     #[test]
     fn five_hundred_waiters_poll_below_seventy_a_second() {
         // As if each waiter had a process of its own; within one process only the first polls.
         let rate: f64 = (0..500)
-            .map(|position| {
-                1.0 / pause(observation(30_000, position, false), position).as_secs_f64()
-            })
+            .map(|position| 1.0 / pause(30_000, position, false, position).as_secs_f64())
             .sum();
         assert!(rate < 70.0, "{rate} polls a second");
     }
@@ -238,7 +219,7 @@ mod tests {
         fn poll_pause_is_positive_and_bounded(
             pttl in 0i64..100_000_000, position: u64, foreign: bool, jitter_seed: u64,
         ) {
-            let pause = pause(observation(pttl, position, foreign), jitter_seed);
+            let pause = pause(pttl, position, foreign, jitter_seed);
             prop_assert!(pause <= POLL_INTERVAL_MAX + POLL_INTERVAL_MAX / 10);
             prop_assert!(pause > Duration::ZERO);
         }
@@ -248,8 +229,8 @@ mod tests {
             pttl in 0i64..1_000_000, position in 0u64..1000, jitter_seed: u64,
         ) {
             prop_assert!(
-                pause(observation(pttl, position, false), jitter_seed)
-                    <= pause(observation(pttl, position + 1, false), jitter_seed)
+                pause(pttl, position, false, jitter_seed)
+                    <= pause(pttl, position + 1, false, jitter_seed)
             );
         }
 

@@ -155,17 +155,6 @@ impl Manager {
         self.report_held(registered, left())
     }
 
-    /// Makes a granted lock a held one, whose lease is registered with the renewer. Releases it
-    /// within `timeout` if that is not possible.
-    pub(super) fn hold(
-        &self,
-        acquired: Acquired,
-        params: &LockParams,
-        timeout: Duration,
-    ) -> Result<HeldLock> {
-        self.report_held(self.register(acquired, params), timeout)
-    }
-
     /// Has the lease of a granted lock renewed from now on. Calls no user code.
     pub(super) fn register(&self, acquired: Acquired, params: &LockParams) -> Registered {
         let Acquired { claim, grant, waited, contended, representative } = acquired;

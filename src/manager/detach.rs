@@ -76,6 +76,6 @@ impl Manager {
         })?;
         let (waited, timeout) = (waited(), self.time_left());
         let acquired = Acquired { claim, grant, waited, contended: false, representative: None };
-        self.hold(acquired, &params, timeout)
+        self.report_held(self.register(acquired, &params), timeout)
     }
 }

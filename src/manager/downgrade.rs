@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{HeldLock, Manager, release::RETRIED};
+use super::{
+    HeldLock, Manager,
+    release::{EndedLock, RETRIED},
+};
 use crate::{
     backend::Passed,
     core::{claim::Claim, kind::LockKind, lease::Lease, lock_lost::LockLost},
     error::{Action, LockError, Result},
-    observe::event::ReleasedEvent,
     sys::clock,
 };
 
@@ -20,12 +22,12 @@ impl Manager {
         let held_until = lease.deadline();
         // The renewal must end first: it would not find the writer's id, and report a loss.
         let was_held = self.end_and_report(&lease, registration);
-        let name = lease.claim.key.name();
         if !was_held {
             return Err(self.give_up_lost(&lease, span, lease.why_not_held()));
         }
         let (kind, ttl) = (LockKind::Read, lease.ttl());
         let claim = Claim { kind, ttl, ..lease.claim.clone() };
+        let name = claim.key.name();
         let deadline = self.operation_deadline();
         let grant = match self.observer.shield(|| self.backend.downgrade(&lease, deadline)) {
             Ok(Passed::To(grant)) => grant,
@@ -41,11 +43,9 @@ impl Manager {
                 // The request may have been carried out.
                 let longest = Claim { kind, ..lease.longest_claim() };
                 self.abandon(&longest, self.backend.lease_residue(&lease), self.time_left());
-                let held = lease.held_for(clock::now());
-                let (lock, id, token) = (name, &claim.id, lease.token());
-                let event = ReleasedEvent { lock, id, token, held, confirmed: false };
-                self.observer.released(event);
-                span.end("released");
+                let held_for = lease.held_for(clock::now());
+                let ended = EndedLock { lease, span, was_held, held_for, outcome: None };
+                self.report_ended(ended, None);
                 let error = self.backend.lock_error(error, Action::Release, Some(name));
                 return Err(error.advising(RETRIED));
             }
@@ -63,8 +63,8 @@ impl Manager {
             None => {
                 let outcome = self.release_lease(&lease, true, self.time_left());
                 let held_for = lease.held_for(clock::now());
-                let was_lost = self.report_release(&lease, held_for, outcome.as_ref().ok());
-                span.end(if was_lost { "lost" } else { "released" });
+                let ended = EndedLock { lease, span, was_held, held_for, outcome: None };
+                self.report_ended(ended, outcome.as_ref().ok());
                 Err(LockError::Shutdown)
             }
         }

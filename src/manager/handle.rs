@@ -1,12 +1,6 @@
 //! `ManagerHandle`: what the clones of a manager and its guards share.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use super::{Manager, release::without_retries};
 use crate::{
@@ -22,19 +16,11 @@ use crate::{
 pub(crate) struct ManagerHandle {
     /// Empty only while the handle is being dropped.
     manager: Option<Manager>,
-    number: u64,
 }
 
 impl ManagerHandle {
     pub(crate) fn new(manager: Manager) -> ManagerHandle {
-        static STARTED: AtomicU64 = AtomicU64::new(0);
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        ManagerHandle { manager: Some(manager), number }
-    }
-
-    /// Unique among the managers of a process.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+        ManagerHandle { manager: Some(manager) }
     }
 
     /// Returns the metrics. They are empty in a forked child: their mutex may have been locked by

@@ -100,7 +100,7 @@ impl Manager {
 
     /// Reports the end of a lease that was valid until its release. Returns whether the outcome
     /// shows that the lock was already lost on the server.
-    pub(super) fn report_release(
+    fn report_release(
         &self,
         lease: &Lease,
         held_for: Duration,

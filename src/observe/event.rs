@@ -57,97 +57,80 @@ use crate::{
 /// let config = Config::new("redis://127.0.0.1").event_handler(Arc::new(Print));
 /// # let _ = config;
 /// ```
+#[expect(unused_variables, reason = "the methods name their parameter for readers")]
 pub trait HandleEvent: Send + Sync + fmt::Debug {
     /// A thread asks for a lock.
-    fn attempted(&self, event: &AttemptedEvent<'_>) {
-        let _ = event;
-    }
+    fn attempted(&self, event: &AttemptedEvent<'_>) {}
 
     /// Another client holds the lock. Called at most once for each acquisition, when the holder is
     /// first seen. A thread that waits behind others of its manager sees it only when it asks the
     /// servers itself, or gets the lock from one of them.
-    fn contended(&self, event: &ContendedEvent<'_>) {
-        let _ = event;
-    }
+    fn contended(&self, event: &ContendedEvent<'_>) {}
 
     /// The servers cannot be asked for a lock, and its acquisition goes on trying. Called at its
     /// second failure in a row, once for each outage.
-    fn retrying(&self, event: &RetryingEvent<'_>) {
-        let _ = event;
-    }
+    fn retrying(&self, event: &RetryingEvent<'_>) {}
 
     /// A lock was acquired.
-    fn acquired(&self, event: &AcquiredEvent<'_>) {
-        let _ = event;
-    }
+    fn acquired(&self, event: &AcquiredEvent<'_>) {}
 
     /// A lease was renewed.
-    fn renewed(&self, event: &RenewedEvent<'_>) {
-        let _ = event;
-    }
+    fn renewed(&self, event: &RenewedEvent<'_>) {}
 
     /// A renewal was not confirmed. It is retried while the lease is valid.
-    fn renewal_failed(&self, event: &RenewalFailedEvent<'_>) {
-        let _ = event;
-    }
+    fn renewal_failed(&self, event: &RenewalFailedEvent<'_>) {}
 
     /// A renewal is overdue: half of the lease's validity has passed since the last confirmation,
     /// although a renewal was due before. Called at most once between two confirmations.
-    fn renewal_overdue(&self, event: &RenewalOverdueEvent<'_>) {
-        let _ = event;
-    }
+    fn renewal_overdue(&self, event: &RenewalOverdueEvent<'_>) {}
 
     /// A held lock was lost.
-    fn lost(&self, event: &LostEvent<'_>) {
-        let _ = event;
-    }
+    fn lost(&self, event: &LostEvent<'_>) {}
 
     /// A lock was released by its holder.
-    fn released(&self, event: &ReleasedEvent<'_>) {
-        let _ = event;
-    }
+    fn released(&self, event: &ReleasedEvent<'_>) {}
 
     /// A lock was left to a successor: [`LockGuard::detach`](crate::LockGuard::detach).
-    fn detached(&self, event: &DetachedEvent<'_>) {
-        let _ = event;
-    }
+    fn detached(&self, event: &DetachedEvent<'_>) {}
 
     /// Another client held the lock while the caller waited, or at the moment of the call if the
     /// caller did not wait. A call for several locks ends like this for all of them, if one of them
     /// is held; the event of the others has no holder.
-    fn timed_out(&self, event: &TimedOutEvent<'_>) {
-        let _ = event;
-    }
+    fn timed_out(&self, event: &TimedOutEvent<'_>) {}
 
     /// Acquisition failed for a reason other than contention.
-    fn failed(&self, event: &FailedEvent<'_>) {
-        let _ = event;
-    }
+    fn failed(&self, event: &FailedEvent<'_>) {}
 
     /// A server cannot be reached. Called once per outage, and then `reconnected` when it has
     /// ended. Over several nodes, an outage is noticed within a third of
     /// [`Config::ttl`](crate::Config::ttl) plus one operation timeout, whether or not a lock is
     /// held. A single server is contacted only for a lock. In a database, the outage is noticed and
     /// ends when a lock needs a new connection.
-    fn unreachable(&self, event: &UnreachableEvent<'_>) {
-        let _ = event;
-    }
+    fn unreachable(&self, event: &UnreachableEvent<'_>) {}
 
     /// A connection to a server that was unreachable, or whose connection had broken, was
     /// established again. Called once per outage, for the first new connection.
-    fn reconnected(&self, event: &ReconnectedEvent<'_>) {
-        let _ = event;
-    }
+    fn reconnected(&self, event: &ReconnectedEvent<'_>) {}
 
     /// One of several nodes was restarted or replaced, or may have lost its locks. A single server
     /// is checked for this only with a [quarantine](crate::Config::quarantine), and also when a
     /// manager first connects to it.
-    fn server_changed(&self, event: &ServerChangedEvent<'_>) {
-        let _ = event;
-    }
+    fn server_changed(&self, event: &ServerChangedEvent<'_>) {}
 }
 
 macro_rules! event {
+    ($(#[$about:meta])* $name:ident of lock { $($fields:tt)* }) => {
+        event! {
+            $(#[$about])*
+            $name {
+                /// The name of the lock, without its prefix.
+                lock: &'a str,
+                /// The identifier of the acquisition.
+                id: &'a LockId,
+                $($fields)*
+            }
+        }
+    };
     ($(#[$about:meta])* $name:ident { $($(#[$field_about:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$about])*
         ///
@@ -176,11 +159,7 @@ macro_rules! event {
 
 event! {
     /// A thread asks for a lock.
-    AttemptedEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    AttemptedEvent of lock {
         /// The maximum wait; `None` if there is no limit.
         wait: Option<Duration>,
     }
@@ -188,11 +167,7 @@ event! {
 
 event! {
     /// Another client holds the lock.
-    ContendedEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    ContendedEvent of lock {
         /// The holder.
         holder: &'a Holder,
     }
@@ -200,11 +175,7 @@ event! {
 
 event! {
     /// The servers cannot be asked for a lock, and its acquisition goes on trying.
-    RetryingEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    RetryingEvent of lock {
         /// The server or the servers, as shown in errors.
         server: &'a str,
         /// The reason, as a phrase without a full stop.
@@ -216,11 +187,7 @@ event! {
 
 event! {
     /// A lock was acquired.
-    AcquiredEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    AcquiredEvent of lock {
         /// The fencing token of the acquisition.
         token: FencingToken,
         /// The time from the call to the acquisition.
@@ -232,11 +199,7 @@ event! {
 
 event! {
     /// A lease was renewed.
-    RenewedEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    RenewedEvent of lock {
         /// The validity that was left when the confirmation arrived. If the renewal confirms the
         /// grant of a lock that was waited for, that is what was left of the claim window.
         margin: Duration,
@@ -247,11 +210,7 @@ event! {
 
 event! {
     /// A renewal was not confirmed.
-    RenewalFailedEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    RenewalFailedEvent of lock {
         /// The reason, as a phrase without a full stop.
         why: &'a str,
         /// The time left until the lease expires.
@@ -261,11 +220,7 @@ event! {
 
 event! {
     /// A renewal is overdue: half of the lease's validity has passed without a confirmation.
-    RenewalOverdueEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    RenewalOverdueEvent of lock {
         /// The time left until the lease expires.
         remaining: Duration,
     }
@@ -273,11 +228,7 @@ event! {
 
 event! {
     /// A held lock was lost.
-    LostEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    LostEvent of lock {
         /// The fencing token of the acquisition.
         token: FencingToken,
         /// The reason.
@@ -289,11 +240,7 @@ event! {
 
 event! {
     /// A lock was released by its holder.
-    ReleasedEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    ReleasedEvent of lock {
         /// The fencing token of the acquisition.
         token: FencingToken,
         /// The time from the acquisition to the release.
@@ -306,11 +253,7 @@ event! {
 
 event! {
     /// A lock was left to a successor.
-    DetachedEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    DetachedEvent of lock {
         /// The fencing token of the acquisition.
         token: FencingToken,
         /// The time from the acquisition until the lock was detached.
@@ -320,11 +263,7 @@ event! {
 
 event! {
     /// The wait ended while another client held the lock.
-    TimedOutEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    TimedOutEvent of lock {
         /// The duration of the call.
         waited: Duration,
         /// The holder, if known.
@@ -334,11 +273,7 @@ event! {
 
 event! {
     /// Acquisition failed for a reason other than contention.
-    FailedEvent {
-        /// The name of the lock, without its prefix.
-        lock: &'a str,
-        /// The identifier of the acquisition.
-        id: &'a LockId,
+    FailedEvent of lock {
         /// The duration of the call.
         waited: Duration,
         /// The error that the call returns.

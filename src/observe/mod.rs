@@ -49,6 +49,7 @@ struct HandlerList {
 }
 
 impl HandlerList {
+    /// Calls the handlers on the current thread.
     fn call_each(&self, event: impl Fn(&dyn HandleEvent)) {
         for handler in &self.handlers {
             let result = catch_unwind(AssertUnwindSafe(|| event(&**handler)));
@@ -110,11 +111,6 @@ impl Observer {
         self.outbox.await_end(until);
     }
 
-    /// Calls the handlers on the current thread.
-    fn dispatch_inline(&self, event: impl Fn(&dyn HandleEvent)) {
-        self.handlers.call_each(event);
-    }
-
     /// Calls the handlers on the outbox's thread. `prepare` copies what the event needs.
     fn dispatch_queued<E: Fn(&dyn HandleEvent) + Send + 'static>(
         &self,
@@ -141,7 +137,7 @@ impl Observer {
 
     pub(crate) fn attempted(&self, lock: &str, id: &LockId, wait: Option<Duration>) {
         self.metrics.count_of(Count::Attempted, lock);
-        self.dispatch_inline(|handler| handler.attempted(&AttemptedEvent { lock, id, wait }));
+        self.handlers.call_each(|handler| handler.attempted(&AttemptedEvent { lock, id, wait }));
     }
 
     /// Queued, because the calling thread is about to wait. Other waiters may rely on that thread
@@ -159,12 +155,12 @@ impl Observer {
 
     pub(crate) fn acquired(&self, event: AcquiredEvent<'_>) {
         self.metrics.acquired(event.lock, event.waited);
-        self.dispatch_inline(|handler| handler.acquired(&event));
+        self.handlers.call_each(|handler| handler.acquired(&event));
     }
 
     pub(crate) fn timed_out(&self, event: TimedOutEvent<'_>) {
         self.metrics.timed_out(event.lock, event.waited);
-        self.dispatch_inline(|handler| handler.timed_out(&event));
+        self.handlers.call_each(|handler| handler.timed_out(&event));
     }
 
     /// Reports that an acquisition failed or timed out.
@@ -179,9 +175,8 @@ impl Observer {
             self.timed_out(TimedOutEvent { lock, id, waited, holder: error.holder() });
         } else {
             self.metrics.failed(lock, error);
-            self.dispatch_inline(|handler| {
-                handler.failed(&FailedEvent { lock, id, waited, error })
-            });
+            self.handlers
+                .call_each(|handler| handler.failed(&FailedEvent { lock, id, waited, error }));
         }
     }
 
@@ -252,12 +247,12 @@ impl Observer {
 
     pub(crate) fn released(&self, event: ReleasedEvent<'_>) {
         self.metrics.released(event.lock, event.held);
-        self.dispatch_inline(|handler| handler.released(&event));
+        self.handlers.call_each(|handler| handler.released(&event));
     }
 
     pub(crate) fn detached(&self, event: DetachedEvent<'_>) {
         self.metrics.detached(event.lock, event.held);
-        self.dispatch_inline(|handler| handler.detached(&event));
+        self.handlers.call_each(|handler| handler.detached(&event));
     }
 
     /// Counts a server whose outage [`unreachable`](Self::unreachable) reports next.

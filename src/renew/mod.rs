@@ -23,17 +23,14 @@ pub(crate) use self::schedule::RenewalPlan;
 use self::{
     context::Context,
     on_demand::{AskedRenewals, Outcome},
-    schedule::{Generation, Schedule},
+    schedule::{DueDeadlines, Generation, Schedule},
     timer::Timer,
     worker::Worker,
 };
 use crate::{
     backend::{Backend, error::BackendError},
     cleanup::Cleaner,
-    core::{
-        lease::{Lease, LeaseEnd},
-        lock_lost::LockLost,
-    },
+    core::lease::{Lease, LeaseEnd},
     observe::Observer,
     sys::{
         clock::{self, Moment},
@@ -87,12 +84,6 @@ impl Sleeper {
         }
         wake
     }
-}
-
-/// What the timer must handle.
-struct DueDeadlines {
-    expired: Vec<(Arc<Lease>, LockLost)>,
-    overdue: Vec<Arc<Lease>>,
 }
 
 /// Keeps a lease in the renewer's schedule. Dropping this ends the renewal.
@@ -240,10 +231,9 @@ impl Shared {
         let mut state = self.state.lock();
         while state.shutdown_deadline.is_none() {
             let now = clock::now();
-            let expired = state.schedule.take_expired(now);
-            let overdue = state.schedule.take_overdue(now);
-            if !expired.is_empty() || !overdue.is_empty() {
-                return Some(DueDeadlines { expired, overdue });
+            let due = state.schedule.take_deadlines(now);
+            if !due.expired.is_empty() || !due.overdue.is_empty() {
+                return Some(due);
             }
             let until = state.schedule.earliest_deadline();
             state.timer.0 = Some(until);

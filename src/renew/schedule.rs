@@ -1,15 +1,12 @@
 //! Decides when each lease is renewed, when a renewal is retried or overdue, and when a lease ends.
 //! Pure: `now` comes in, decisions go out.
 
-mod overdue;
-
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
 
-use self::overdue::{OverdueRenewals, midpoint};
 use crate::{
     core::{lease::Lease, lock_lost::LockLost},
     sys::clock::Moment,
@@ -50,12 +47,23 @@ struct Entry {
     provisional: bool,
     /// A renewal was sent.
     was_renewed: bool,
+    /// A renewal was sent and is not confirmed.
+    is_tried: bool,
     hold_until: Moment,
-    /// Key of this entry in `Schedule::ends`.
+    /// Key of this entry in `Schedule::ends`: when the lease ends, or a renewal that was tried
+    /// becomes overdue.
     end_at: Moment,
     /// Time at which a renewal becomes overdue: half of the validity has passed. `NEVER` once that
     /// is reported, and for leases that are not renewed.
     overdue_at: Moment,
+}
+
+/// What the timer acts on.
+pub(super) struct DueDeadlines {
+    /// Leases that have ended and been removed.
+    pub(super) expired: Vec<(Arc<Lease>, LockLost)>,
+    /// Leases whose renewal is overdue.
+    pub(super) overdue: Vec<Arc<Lease>>,
 }
 
 #[derive(Debug, Default)]
@@ -63,7 +71,6 @@ pub(crate) struct Schedule {
     entries: HashMap<Generation, Entry>,
     renewals: BTreeSet<(Moment, Generation)>,
     ends: BTreeSet<(Moment, Generation)>,
-    overdue: OverdueRenewals,
     last_generation: u64,
 }
 
@@ -96,6 +103,7 @@ impl Schedule {
             renew_at: Moment::NEVER,
             provisional,
             was_renewed: false,
+            is_tried: false,
             hold_until,
             end_at,
             overdue_at,
@@ -110,7 +118,6 @@ impl Schedule {
         let entry = self.entries.remove(&generation)?;
         self.renewals.remove(&(entry.renew_at, generation));
         self.ends.remove(&(entry.end_at, generation));
-        self.overdue.stop(generation, entry.overdue_at);
         Some(entry.lease)
     }
 
@@ -149,13 +156,13 @@ impl Schedule {
 
     /// Time at which the next lease ends unless it is renewed, or a renewal becomes overdue.
     pub(crate) fn earliest_deadline(&self) -> Moment {
-        earliest_in(&self.ends).min(self.overdue.earliest())
+        earliest_in(&self.ends)
     }
 
     /// Whether the renewals that are due at `now` can no longer wait for an exchange that began at
     /// `since`: the lease of one of them has no more time left than the exchange has taken.
     pub(crate) fn is_pressing(&self, since: Moment, now: Moment) -> bool {
-        // No lease ends before the first end. Until then, the entries need not be searched.
+        // No lease ends before the first of these times. Until then, nothing need be searched.
         if now < midpoint(since, earliest_in(&self.ends)) {
             return false;
         }
@@ -182,25 +189,31 @@ impl Schedule {
             .filter_map(|generation| {
                 self.schedule_renewal(generation, Moment::NEVER);
                 let entry = self.entries.get_mut(&generation)?;
-                entry.was_renewed = true;
-                self.overdue.watch(generation, entry.overdue_at);
-                Some((generation, entry.lease.clone()))
+                (entry.was_renewed, entry.is_tried) = (true, true);
+                let lease = entry.lease.clone();
+                self.reschedule_end(generation);
+                Some((generation, lease))
             })
             .collect();
         due.sort_by_cached_key(|(_, lease)| lease.deadline());
         due
     }
 
-    /// Removes and returns the leases that have ended at `now`.
-    pub(crate) fn take_expired(&mut self, now: Moment) -> Vec<(Arc<Lease>, LockLost)> {
-        let mut expired = Vec::new();
+    /// Removes and returns the leases that have ended at `now`. Also returns those whose renewal is
+    /// overdue, each once until its renewal is confirmed.
+    pub(super) fn take_deadlines(&mut self, now: Moment) -> DueDeadlines {
+        let (mut expired, mut overdue) = (Vec::new(), Vec::new());
         for generation in due_by(&self.ends, now) {
-            let Some(entry) = self.entries.get(&generation) else { continue };
+            let Some(entry) = self.entries.get_mut(&generation) else { continue };
             let cause = if now >= entry.hold_until {
                 LockLost::MaxHold
             } else if now >= entry.lease.deadline() {
                 LockLost::Expired
             } else {
+                if entry.is_tried && now >= entry.overdue_at {
+                    overdue.push(entry.lease.clone());
+                    entry.overdue_at = Moment::NEVER;
+                }
                 self.reschedule_end(generation);
                 continue;
             };
@@ -208,25 +221,7 @@ impl Schedule {
                 expired.push((lease, cause));
             }
         }
-        expired
-    }
-
-    /// Returns the leases whose renewal is overdue at `now`. Each is returned once until its
-    /// renewal is confirmed.
-    pub(crate) fn take_overdue(&mut self, now: Moment) -> Vec<Arc<Lease>> {
-        let overdue = self.overdue.due(now);
-        overdue
-            .into_iter()
-            .filter_map(|generation| self.reschedule_overdue(generation, Moment::NEVER))
-            .collect()
-    }
-
-    /// Stops watching a renewal. That of the next one becomes overdue at `at`. Returns the lease.
-    fn reschedule_overdue(&mut self, generation: Generation, at: Moment) -> Option<Arc<Lease>> {
-        let entry = self.entries.get_mut(&generation)?;
-        self.overdue.stop(generation, entry.overdue_at);
-        entry.overdue_at = at;
-        Some(entry.lease.clone())
+        DueDeadlines { expired, overdue }
     }
 
     pub(crate) fn contains(&self, generation: Generation) -> bool {
@@ -253,8 +248,8 @@ impl Schedule {
             true => (next, midpoint(sent, deadline)),
             false => (Moment::NEVER, Moment::NEVER),
         };
+        (entry.is_tried, entry.overdue_at) = (false, overdue_at);
         self.schedule_renewal(generation, next);
-        self.reschedule_overdue(generation, overdue_at);
         self.reschedule_end(generation);
         confirms_grant
     }
@@ -274,7 +269,6 @@ impl Schedule {
     pub(crate) fn take_all(&mut self) -> Vec<Arc<Lease>> {
         self.renewals.clear();
         self.ends.clear();
-        self.overdue.clear();
         let mut entries: Vec<_> = self.entries.drain().collect();
         entries.sort_unstable_by_key(|(generation, _)| *generation);
         entries.into_iter().map(|(_, entry)| entry.lease).collect()
@@ -300,11 +294,16 @@ impl Schedule {
         due.into_iter().for_each(|generation| self.schedule_renewal(generation, now));
     }
 
-    /// Reschedules the end of a lease whose deadline has moved.
+    /// Reschedules the end of a lease whose deadline has moved, or the moment before at which its
+    /// renewal becomes overdue. That matters only once a renewal was tried: most locks are released
+    /// before their first.
     pub(crate) fn reschedule_end(&mut self, generation: Generation) {
         if let Some(entry) = self.entries.get_mut(&generation) {
             self.ends.remove(&(entry.end_at, generation));
             entry.end_at = entry.lease.deadline().min(entry.hold_until);
+            if entry.is_tried {
+                entry.end_at = entry.end_at.min(entry.overdue_at);
+            }
             self.ends.insert((entry.end_at, generation));
         }
     }
@@ -312,6 +311,10 @@ impl Schedule {
 
 fn earliest_in(order: &BTreeSet<(Moment, Generation)>) -> Moment {
     order.first().map_or(Moment::NEVER, |(at, _)| *at)
+}
+
+fn midpoint(from: Moment, to: Moment) -> Moment {
+    from.saturating_add(to.duration_since(from) / 2)
 }
 
 fn due_by(order: &BTreeSet<(Moment, Generation)>, moment: Moment) -> Vec<Generation> {

@@ -4,7 +4,7 @@
 //! Invariant: until the shutdown it does no network I/O and waits for no other thread, so neither a
 //! server nor a renewal delays the end of a lease.
 
-use super::{DueDeadlines, context::Context};
+use super::{context::Context, schedule::DueDeadlines};
 use crate::{
     core::{
         lease::{Lease, LeaseEnd},

@@ -49,7 +49,7 @@ pub(in crate::renew) fn plan() -> RenewalPlan {
     RenewalPlan { renew: true, provisional: false, hold_until: Moment::NEVER }
 }
 
-pub(super) fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
+fn generations(due: Vec<(Generation, Arc<Lease>)>) -> Vec<Generation> {
     due.into_iter().map(|(generation, _)| generation).collect()
 }
 
@@ -68,8 +68,7 @@ fn lease_renewed_every_third_of_ttl() {
     assert_eq!(schedule.earliest(), at(1_000));
     assert!(schedule.take_due(at(999)).is_empty());
     assert_eq!(generations(schedule.take_due(at(1_000))), [generation]);
-    // In flight: only the end is scheduled.
-    assert_eq!(schedule.earliest(), at(2_900));
+    assert_eq!(schedule.earliest_renewal(), Moment::NEVER, "it is in flight");
     assert!(lease.update_deadline(at(3_901), at(1_002)));
     schedule.on_renewed(generation, at(1_001));
     assert_eq!(schedule.earliest(), at(2_001));
@@ -101,7 +100,8 @@ fn retries_get_closer_until_the_deadline() {
     let generation = schedule.insert(lease.clone(), plan(), at(0));
     let (mut now, mut tries, mut last_pause) = (at(1_000), 0, Duration::MAX);
     while !schedule
-        .take_expired(now)
+        .take_deadlines(now)
+        .expired
         .iter()
         .any(|(over, why)| Arc::ptr_eq(over, &lease) && *why == LockLost::Expired)
     {
@@ -109,12 +109,13 @@ fn retries_get_closer_until_the_deadline() {
             tries += 1;
             schedule.on_failed(generation, now);
         }
-        let pause = schedule.earliest().duration_since(now);
+        let next = schedule.earliest_renewal().min(lease.deadline());
+        let pause = next.duration_since(now);
         assert!(
             pause > Duration::ZERO && pause <= last_pause,
             "retry delays must be positive and must not grow"
         );
-        (now, last_pause) = (schedule.earliest(), pause);
+        (now, last_pause) = (next, pause);
     }
     assert_eq!(now, at(2_900));
     assert!((5..200).contains(&tries), "{tries} tries");
@@ -126,7 +127,7 @@ fn max_hold_ends_a_healthy_lease() {
     let mut schedule = Schedule::default();
     schedule.insert(lease(3_000, 2_900), RenewalPlan { hold_until: at(500), ..plan() }, at(0));
     assert_eq!(schedule.earliest(), at(500));
-    assert_eq!(schedule.take_expired(at(500))[0].1, LockLost::MaxHold);
+    assert_eq!(schedule.take_deadlines(at(500)).expired[0].1, LockLost::MaxHold);
 }
 
 #[test]
@@ -219,7 +220,7 @@ fn take_all_keeps_insertion_order() {
             && taken.iter().zip(&leases).all(|(taken, lease)| Arc::ptr_eq(taken, lease))
     );
     assert!(kept.iter().all(|generation| !schedule.contains(*generation)));
-    assert_eq!((schedule.earliest(), schedule.overdue.earliest()), (Moment::NEVER, Moment::NEVER));
+    assert_eq!(schedule.earliest(), Moment::NEVER);
 }
 
 #[test]
@@ -228,7 +229,7 @@ fn moved_end_is_not_an_expiry() {
     let lease = lease(3_000, 2_900);
     schedule.insert(lease.clone(), RenewalPlan { renew: false, ..plan() }, at(0));
     assert!(lease.update_deadline(at(5_000), at(100)));
-    assert!(schedule.take_expired(at(2_900)).is_empty());
+    assert!(schedule.take_deadlines(at(2_900)).expired.is_empty());
     assert_eq!(schedule.earliest(), at(5_000));
 }
 
@@ -245,7 +246,7 @@ proptest! {
         let mut now = 0;
         for (what, which, span) in steps {
             now += span;
-            let over: Vec<_> = schedule.take_expired(at(now));
+            let over: Vec<_> = schedule.take_deadlines(at(now)).expired;
             for (lease, _) in &over {
                 prop_assert!(lease.deadline() <= at(now));
                 kept.retain(|(_, other)| !Arc::ptr_eq(lease, other));
@@ -292,7 +293,9 @@ fn next_lease_keeps_the_renewals_of_the_former() {
     let replaced = schedule.replace(generation, successor, at(9_000)).unwrap();
     assert!(Arc::ptr_eq(&replaced, &former));
     assert_eq!((schedule.earliest_renewal(), schedule.earliest_deadline()), (renewal, at(9_000)));
-    let [(expired, why)] = &schedule.take_expired(at(9_000))[..] else { panic!("max_hold") };
+    let [(expired, why)] = &schedule.take_deadlines(at(9_000)).expired[..] else {
+        panic!("max_hold")
+    };
     assert_eq!((expired.token(), why), (FencingToken(2), &LockLost::MaxHold));
     assert!(schedule.replace(generation, successor, Moment::NEVER).is_none(), "it has ended");
 }
@@ -306,4 +309,43 @@ fn lease_that_was_renewed_is_not_replaced() {
     assert!(schedule.replace(generation, successor, Moment::NEVER).is_none());
     schedule.on_renewed(generation, at(10_000));
     assert!(schedule.replace(generation, successor, Moment::NEVER).is_none());
+}
+
+#[test]
+fn overdue_once_after_half_the_validity() {
+    let mut schedule = Schedule::default();
+    let held = lease(3_000, 2_900);
+    let generation = schedule.insert(held.clone(), plan(), at(0));
+    assert_eq!(schedule.earliest_deadline(), at(2_900), "no renewal has been tried yet");
+    schedule.take_due(at(1_000));
+    assert_eq!(schedule.earliest_deadline(), at(1_450));
+    assert!(schedule.take_deadlines(at(1_449)).overdue.is_empty());
+    assert_eq!(schedule.take_deadlines(at(1_450)).overdue.len(), 1);
+    assert_eq!(schedule.earliest_deadline(), at(2_900));
+    schedule.on_failed(generation, at(1_500));
+    schedule.take_due(at(1_900));
+    assert!(schedule.take_deadlines(at(2_899)).overdue.is_empty(), "reported twice");
+    // A confirmation begins a new period.
+    assert!(held.update_deadline(at(4_800), at(2_000)));
+    schedule.on_renewed(generation, at(1_900));
+    assert_eq!(schedule.earliest_deadline(), at(4_800));
+    assert_eq!(generations(schedule.take_due(at(2_900))), [generation]);
+    assert_eq!(schedule.earliest_deadline(), at(3_350));
+    assert_eq!(schedule.take_deadlines(at(3_350)).overdue.len(), 1);
+}
+
+#[test]
+fn timely_or_disabled_renewal_never_overdue() {
+    let mut schedule = Schedule::default();
+    let held = lease(3_000, 2_900);
+    let generation = schedule.insert(held.clone(), plan(), at(0));
+    schedule.insert(lease(3_000, 2_900), RenewalPlan { renew: false, ..plan() }, at(0));
+    let released = schedule.insert(lease(3_000, 2_900), plan(), at(0));
+    schedule.take_due(at(1_000));
+    schedule.remove(released);
+    assert!(held.update_deadline(at(3_900), at(1_010)));
+    schedule.on_renewed(generation, at(1_000));
+    assert_eq!(schedule.earliest_deadline(), at(2_900), "the end of the second");
+    assert!(schedule.take_deadlines(at(3_899)).overdue.is_empty());
+    assert!(schedule.take_deadlines(at(9_000)).overdue.is_empty());
 }

@@ -34,7 +34,7 @@ const LAYERS: [&[&str]; 21] = [
 ];
 
 /// Files that only decide: everything they need to know about the world is passed in as values.
-const PURE: [&str; 42] = [
+const PURE: [&str; 41] = [
     "local/queue.rs",
     "acquire/failures.rs",
     "core/backoff.rs",
@@ -50,7 +50,6 @@ const PURE: [&str; 42] = [
     "backend/redlock/renewals/tally.rs",
     "backend/redlock/round.rs",
     "renew/schedule.rs",
-    "renew/schedule/overdue.rs",
     "cleanup/queue.rs",
     "acquire/poll_times.rs",
     "core/validity.rs",
