@@ -15,6 +15,7 @@ mod lease_renewals;
 pub(crate) mod memory;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+mod optional_calls;
 pub(crate) mod redis;
 pub(crate) mod redlock;
 pub(crate) mod transport;
@@ -29,15 +30,14 @@ pub(crate) use self::grant_stream::{CancelHandle, GrantStream, QueuePlace, Strea
 pub(crate) use self::lease_renewals::{
     LeaseRenewals, LeaseResidue, RenewSoon, Renewal, RenewalLimits, RenewalReport,
 };
+pub(crate) use self::optional_calls::{AdoptReport, OptionalCalls, Passed};
 use crate::{
     core::{
         cancel::CancelToken,
         claim::{Claim, Grant, GrantNotice, Residue},
         holder::Holder,
-        id::LockId,
         key::{InvalidName, LockKey},
         lease::Lease,
-        lock_lost::LockLost,
     },
     error::{Action, LockError},
     lock_info::{LockInfo, Released},
@@ -229,29 +229,6 @@ pub(crate) trait Looks {
     -> Result<Inspection<LockInfo>, BackendError>;
 }
 
-/// The calls that not every backend has.
-pub(crate) trait OptionalCalls {
-    /// Returns why this backend cannot do this, as a part of a sentence; `None` if it can.
-    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
-        feature.refusal_of_mutexes_only()
-    }
-
-    /// Acquires several mutexes in one request, all or none.
-    fn acquire_all(&self, _: AllRequest<'_>) -> AllAnswer {
-        AllAnswer::unsupported()
-    }
-
-    /// Turns a write lock into a read lock, without a moment in which it is not held.
-    fn downgrade(&self, _lease: &Lease, _deadline: Moment) -> Result<Passed, BackendError> {
-        Err(BackendError::unsupported())
-    }
-
-    /// Gives the lock of the holder `former` to this claim.
-    fn adopt(&self, _former: &LockId, _: &Claim, _deadline: Moment) -> AdoptReport {
-        AdoptReport { result: Err(BackendError::unsupported()), residue: None }
-    }
-}
-
 /// What does not change while a claim is pursued.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcquireRequest<'a> {
@@ -435,19 +412,4 @@ pub(crate) struct ReleaseReport {
     pub(crate) result: Result<Released, BackendError>,
     /// What the release may have left on the servers.
     pub(crate) residues: Vec<Residue>,
-}
-
-/// Result of an adoption.
-pub(crate) struct AdoptReport {
-    pub(crate) result: Result<Passed, BackendError>,
-    /// What a failed adoption may have left on the server: the claim may have the lock.
-    pub(crate) residue: Option<Residue>,
-}
-
-/// Result of passing a lock on: from a writer to a reader, or to a successor.
-#[derive(Debug)]
-pub(crate) enum Passed {
-    /// The grant of the next holder.
-    To(Grant),
-    Lost(LockLost),
 }

@@ -15,6 +15,7 @@ pub(crate) mod list_requests;
 pub(crate) mod listing;
 pub(crate) mod node;
 mod one_server;
+mod optional_calls;
 mod release;
 mod release_turns;
 pub(crate) mod renewals;

@@ -4,15 +4,11 @@ use std::io;
 
 use super::{
     Connection, ConnectionPool, Exchange, NodeConnections, NodeError, NodeErrorKind, RedisNode,
-    Replicas, Request, Urgency, Yielding, acquire_all::acquire_all, adopt::adopt,
-    downgrade::downgrade,
+    Replicas, Request, Urgency, Yielding,
 };
 use crate::{
-    backend::{
-        AdoptReport, AllAnswer, AllRequest, Backend, Feature, OptionalCalls, Passed,
-        error::BackendError,
-    },
-    core::{claim::Claim, id::LockId, key::LockKey, lease::Lease},
+    backend::{Backend, error::BackendError},
+    core::key::LockKey,
     sys::clock::{self, Moment},
 };
 
@@ -53,24 +49,6 @@ pub(crate) trait OneServerForEachLock: Backend {
     /// Decides when a release leaves its lock free for other clients.
     fn yielding(&self) -> Option<&Yielding> {
         None
-    }
-}
-
-impl<B: OneServerForEachLock> OptionalCalls for B {
-    fn refusal_of(&self, feature: Feature) -> Option<&'static str> {
-        feature.refusal_of_one_server()
-    }
-
-    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
-        acquire_all(self, request)
-    }
-
-    fn downgrade(&self, lease: &Lease, deadline: Moment) -> Result<Passed, BackendError> {
-        downgrade(self, lease, deadline)
-    }
-
-    fn adopt(&self, former: &LockId, claim: &Claim, deadline: Moment) -> AdoptReport {
-        adopt(self, former, claim, deadline)
     }
 }
 
