@@ -7,7 +7,7 @@ mod tests;
 use std::{error::Error, fmt, io, sync::Arc, time::Duration};
 
 #[cfg(feature = "tls")]
-use super::transport::tls_advice;
+use super::tls_advice::tls_advice;
 use crate::{
     core::{
         node_answer::{AnswerList, NodeAnswer},

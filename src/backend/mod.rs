@@ -18,6 +18,8 @@ pub(crate) mod mysql;
 mod optional_calls;
 pub(crate) mod redis;
 pub(crate) mod redlock;
+#[cfg(feature = "tls")]
+mod tls_advice;
 pub(crate) mod transport;
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};

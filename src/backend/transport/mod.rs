@@ -26,7 +26,7 @@ pub(crate) use self::tcp::SILENCE_MAX;
 #[cfg(feature = "tls")]
 pub use self::tls::ServerCertificates;
 #[cfg(feature = "tls")]
-pub(crate) use self::tls::{TlsClient, TlsFiles, tls_advice};
+pub(crate) use self::tls::{TlsClient, TlsFiles};
 use super::address::Address;
 #[cfg(feature = "testing")]
 use crate::sys::sim;

@@ -55,7 +55,7 @@ pub(super) fn files(folder: &str, extensions: &[&str]) -> Vec<String> {
 /// The code of a file without comments and without the unit tests at its end.
 pub(super) fn code(path: &str) -> String {
     let text = text(path);
-    let heads = ["#[cfg(test)]\nmod tests", "#[cfg(all(test, not(loom)))]\nmod tests"];
+    let heads = ["#[cfg(test)]\nmod tests {", "#[cfg(all(test, not(loom)))]\nmod tests {"];
     let end = heads.iter().filter_map(|head| text.find(head)).min().unwrap_or(text.len());
     let lines =
         text[..end].lines().map(|line| line.split_once("// ").map_or(line, |(code, _)| code));

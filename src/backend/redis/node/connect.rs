@@ -9,7 +9,7 @@ use super::{connection::Connection, redis_node::RedisNode};
 use crate::{
     backend::{
         Wake,
-        error::{NodeError, NodeErrorKind},
+        error::NodeError,
         transport::{Transport, waker},
     },
     sys::{
@@ -27,17 +27,6 @@ pub(crate) fn connect(
 ) -> Result<(), NodeError> {
     node.drop_if_replaced(connection);
     if connection.is_ready() { Ok(()) } else { node.connect(connection, deadline) }
-}
-
-/// Adds where the server is, unless the error is about TLS, and so names it.
-pub(super) fn error_at(failure: NodeError, server: &str) -> NodeError {
-    let kind = match &failure.kind {
-        NodeErrorKind::TimedOut => io::ErrorKind::TimedOut,
-        NodeErrorKind::Io(error) => error.kind(),
-        _ => return failure,
-    };
-    let text = format!("{} ({server})", failure.kind);
-    NodeError { kind: io::Error::new(kind, text).into(), ..failure }
 }
 
 /// Connects on other threads, because connecting can take long, and several nodes are connected at

@@ -8,6 +8,17 @@
 //! next use opens a new one.
 
 mod handshake;
+/// Adds where the server is, unless the error is about TLS, and so names it.
+fn error_at(failure: NodeError, server: &str) -> NodeError {
+    let kind = match &failure.kind {
+        NodeErrorKind::TimedOut => io::ErrorKind::TimedOut,
+        NodeErrorKind::Io(error) => error.kind(),
+        _ => return failure,
+    };
+    let text = format!("{} ({server})", failure.kind);
+    NodeError { kind: io::Error::new(kind, text).into(), ..failure }
+}
+
 #[cfg(test)]
 mod tests;
 mod user_commands;
@@ -19,9 +30,7 @@ use redis::Value;
 pub(crate) use self::handshake::Handshake;
 use self::handshake::handshake;
 
-use super::{
-    connect::error_at, framed_socket::FramedSocket, unread_replies::LateReader, url::Endpoint,
-};
+use super::{framed_socket::FramedSocket, unread_replies::LateReader, url::Endpoint};
 use crate::{
     backend::{
         CancelHandle,
