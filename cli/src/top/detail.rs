@@ -2,10 +2,7 @@
 
 use distlock::LockInfo;
 
-use crate::{
-    holders, show,
-    top::rows::{group_name, holder_name},
-};
+use crate::{show, top::rows::Row};
 
 #[derive(Clone, Debug)]
 pub(crate) struct LockDetail {
@@ -19,18 +16,7 @@ pub(crate) struct LockDetail {
 
 impl LockDetail {
     pub(crate) fn of(lock: &LockInfo) -> LockDetail {
-        let holder = lock.holder();
-        let name = holder_name(holder.host(), holder.pid(), holder.id());
-        LockDetail {
-            ids: match lock.members() {
-                [] => vec![holder.id().to_owned()],
-                members => members.iter().map(|member| member.id().to_owned()).collect(),
-            },
-            holder: match lock.members().len() {
-                0 => name,
-                members => group_name(&holders::short_kind(holder.held_by()), &name, members),
-            },
-            page: show::format_lock(lock),
-        }
+        let row = Row::of(lock);
+        LockDetail { ids: row.ids(), holder: row.holder_name(), page: show::format_lock(lock) }
     }
 }

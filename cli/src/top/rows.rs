@@ -65,7 +65,9 @@ impl Row {
         let holder = holder_name(self.host.as_deref(), self.pid, &self.id);
         match &self.group {
             None => holder,
-            Some(group) => group_name(group, &holder, self.members.len()),
+            Some(group) => {
+                format!("{group}: {holder}{}", holders::and_others(self.members.len()))
+            }
         }
     }
 
@@ -84,11 +86,6 @@ pub(crate) fn holder_name(host: Option<&str>, pid: Option<u32>, id: &str) -> Str
         (Some(host), Some(pid)) => format!("{} (pid {pid})", escape(host)),
         _ => escape(id),
     }
-}
-
-/// A short name of a group, of which one holder is named.
-pub(crate) fn group_name(group: &str, holder: &str, members: usize) -> String {
-    format!("{group}: {holder}{}", holders::and_others(members))
 }
 
 /// A column of the table, by which rows can be sorted. From left to right.
