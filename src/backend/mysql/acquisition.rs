@@ -7,8 +7,8 @@ use super::{
     database::Database,
     inspect,
     outcome::{
-        NO_TRANSACTION, RowResult, check, check_created, is_renewed, is_table_locked, refusal,
-        row_result, unexpected,
+        NO_TRANSACTION, RowResult, check, check_created, has_holder, is_renewed, is_table_locked,
+        refusal, row_result, unexpected,
     },
     packet::StatementResult,
     session::Session,
@@ -118,10 +118,11 @@ impl<'a> MySqlAcquisition<'a> {
             // a moment before.
             self.left_waiting = error.is_timeout();
         })?;
-        match row_result(reply, session.connection.id()) {
+        match row_result(&reply) {
             RowResult::Acquired(token) => {
                 self.granted(session, sent, claim.ttl, token).map(Answer::Granted)
             }
+            RowResult::Unchanged => Err(has_holder()),
             other => self.not_granted(session, other, asking),
         }
     }
@@ -193,7 +194,7 @@ impl<'a> MySqlAcquisition<'a> {
         let Waiting { mut session, sent, ends } = waiting;
         self.left_waiting = false;
         drop(ends);
-        match row_result(reply, session.connection.id()) {
+        match row_result(&reply) {
             RowResult::Acquired(token) => {
                 session.note_wait_for(claim.key.lock_key());
                 let now = clock::now();
@@ -280,7 +281,7 @@ impl<'a> MySqlAcquisition<'a> {
                 return Ok(Answer::Undecided);
             }
             RowResult::Unchanged if self.may_ask_again() => {
-                // A request that does not wait returns the reason.
+                // A request that does not wait finds the reason.
                 self.was_busy = false;
                 session.forget_wait();
                 self.session = Some(session);

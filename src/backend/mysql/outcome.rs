@@ -24,7 +24,8 @@ pub(super) enum RowResult {
     Busy,
     /// There is no such row yet.
     Absent,
-    /// An update without a look has changed nothing: there is no such row, or it has a holder.
+    /// The update has changed nothing, because the row has a holder. After a wait, there may also
+    /// be no row, or the server is read-only.
     Unchanged,
     /// The server has rolled the transaction back, or somebody has ended the statement. Asking
     /// again may help.
@@ -32,58 +33,42 @@ pub(super) enum RowResult {
     Failed(NodeError),
 }
 
-/// Judges the reply to a request for a row on the connection with this id. The request ends with a
-/// renewal, because a session can be older than a change of the server to read-only, and some users
-/// may write there nevertheless.
-pub(super) fn row_result(mut reply: Vec<StatementResult>, connection: u64) -> RowResult {
-    if !matches!(reply.last(), Some(StatementResult::Refused(_))) {
-        match is_renewed(&reply, connection) {
-            Ok(true) => drop(reply.pop()),
-            Ok(false) => return RowResult::Failed(unexpected(NO_TRANSACTION)),
-            Err(error) => return RowResult::Failed(error),
+/// Judges the reply to a request for a row, which ends with its update. Before it, all but waits in
+/// MariaDB look at the row, and read whether the server is read-only.
+pub(super) fn row_result(reply: &[StatementResult]) -> RowResult {
+    use StatementResult::{Done, Refused, Rows};
+
+    let (look, update) = match reply {
+        [.., Refused(error)] => {
+            return match error.code {
+                // Limits of the wait: of statements in MariaDB and MySQL, and of row locks.
+                LOCK_WAIT | 1969 | 3024 | 3572 => RowResult::Busy,
+                1213 | 1317 => RowResult::Interrupted(error.clone()),
+                _ => RowResult::Failed(refusal(error)),
+            };
         }
-    }
-    let mut found = None;
-    let mut set = None;
-    for result in reply {
-        match result {
-            StatementResult::Refused(error) => {
-                return match error.code {
-                    // Limits of the wait: of statements in MariaDB and MySQL, and of row locks.
-                    LOCK_WAIT | 1969 | 3024 | 3572 => RowResult::Busy,
-                    1213 | 1317 => RowResult::Interrupted(error),
-                    _ => RowResult::Failed(refusal(&error)),
-                };
-            }
-            StatementResult::Rows { rows, in_transaction } if in_transaction => {
-                found = Some(!rows.is_empty());
-            }
-            StatementResult::Done { affected_rows, last_insert_id, in_transaction }
-                if in_transaction =>
-            {
-                set = Some((affected_rows, last_insert_id));
-            }
-            _ => {}
-        }
-    }
-    match (found, set) {
-        // Even if there was no row at first: another client has created it meanwhile.
-        (_, Some((1, token))) => RowResult::Acquired(token),
-        (None, Some((0, _))) => RowResult::Unchanged,
-        (Some(false), _) => RowResult::Absent,
-        // Nobody else can have set the holder of a row that we have locked.
-        (Some(true), Some((0, _))) => {
-            RowResult::Failed(NodeError { outcome_unknown: false, kind: has_holder() })
-        }
-        _ => RowResult::Failed(unexpected(NO_TRANSACTION)),
+        [.., Rows { rows, in_transaction: true }, update] => (Some(rows), update),
+        [.., Done { .. }, update] => (None, update),
+        _ => return RowResult::Failed(unexpected(NO_TRANSACTION)),
+    };
+    let Done { affected_rows, last_insert_id: token, in_transaction: true } = *update else {
+        return RowResult::Failed(unexpected(NO_TRANSACTION));
+    };
+    match look {
+        // Even if there was one for the update: another client had created it meanwhile.
+        Some(rows) if rows.is_empty() => RowResult::Absent,
+        Some(rows) if !is_writable(text(rows, 0, 0)) => RowResult::Failed(read_only()),
+        _ if affected_rows == 1 => RowResult::Acquired(token),
+        _ => RowResult::Unchanged,
     }
 }
 
-fn has_holder() -> NodeErrorKind {
+/// Why a row that we have locked has a holder. Nobody else can have set it.
+pub(super) fn has_holder() -> NodeError {
     let why = "the table of the locks does not lock rows, or another program has changed the row \
                of this lock; see that its engine is InnoDB, and that holder is empty where no lock \
                is held";
-    NodeErrorKind::Ineligible(why.into())
+    NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(why.into()) }
 }
 
 /// Judges the reply to the creation of a row. A row that another client has created meanwhile, and
@@ -274,68 +259,59 @@ mod tests {
         done(0, 0, true)
     }
 
-    /// The result of a request for a row, on a server that is not read-only.
-    fn judge(reply: Vec<StatementResult>) -> RowResult {
-        row_result([reply, vec![found(&["42", "0"], true)]].concat(), 42)
+    /// The server is not read-only.
+    fn writable() -> StatementResult {
+        found(&["0"], true)
     }
 
     #[test]
     fn token_is_taken_from_a_row_that_is_ours() {
-        let reply = vec![begun(), found(&["5"], true), done(1, 7, true)];
-        assert!(matches!(judge(reply), RowResult::Acquired(7)));
-        // The connection's lease was set first.
-        let reply = vec![done(0, 0, false), begun(), found(&["5"], true), done(1, 7, true)];
-        assert!(matches!(judge(reply), RowResult::Acquired(7)));
+        for reply in [
+            vec![begun(), writable(), done(1, 7, true)],
+            // The connection's lease was set first.
+            vec![done(0, 0, false), begun(), writable(), done(1, 7, true)],
+            // A wait in MariaDB.
+            vec![begun(), done(1, 7, true)],
+        ] {
+            let result = row_result(&reply);
+            assert!(matches!(result, RowResult::Acquired(7)), "{reply:?}: {result:?}");
+        }
     }
 
     #[test]
     fn row_without_a_transaction_is_not_a_lock() {
         for reply in [
-            vec![done(0, 0, false), found(&["5"], false), done(1, 7, false)],
-            vec![begun(), found(&["5"], true)],
-            // It has a holder, although we have locked it.
-            vec![begun(), found(&["5"], true), done(0, 0, true)],
-            vec![begun(), found(&["5"], true), done(1, 7, false)],
+            vec![done(0, 0, false), found(&["0"], false), done(1, 7, false)],
+            vec![begun(), found(&["0"], false), done(0, 0, true)],
+            vec![begun(), writable()],
+            vec![begun(), done(1, 7, false)],
             Vec::new(),
         ] {
-            let result = judge(reply.clone());
+            let result = row_result(&reply);
             assert!(matches!(result, RowResult::Failed(_)), "{reply:?}: {result:?}");
         }
     }
 
     #[test]
     fn errors_of_a_row_are_told_apart() {
-        let result = |code| row_result(vec![begun(), refused(code)], 42);
+        let result = |code| row_result(&[begun(), refused(code)]);
         for limit in [1205, 1969, 3024, 3572] {
             assert!(matches!(result(limit), RowResult::Busy), "{limit}");
         }
         assert!(matches!(result(1213), RowResult::Interrupted(_)));
         assert!(matches!(result(1146), RowResult::Failed(_)));
-        let absent = judge(vec![begun(), found(&[], true), done(0, 0, true)]);
-        assert!(matches!(absent, RowResult::Absent));
-        let created_meanwhile = judge(vec![begun(), found(&[], true), done(1, 7, true)]);
-        assert!(matches!(created_meanwhile, RowResult::Acquired(7)));
-        let updated = judge(vec![begun(), done(1, 7, true)]);
-        assert!(matches!(updated, RowResult::Acquired(7)));
-        assert!(matches!(judge(vec![begun(), done(0, 0, true)]), RowResult::Unchanged));
+        for changed in [0, 1] {
+            let looked = |look| row_result(&[begun(), look, done(changed, 7, true)]);
+            assert!(matches!(looked(found(&[], true)), RowResult::Absent), "{changed}");
+            let read_only = looked(found(&["1"], true));
+            assert!(matches!(read_only, RowResult::Failed(error) if error.is_not_master()));
+        }
+        let looked = row_result(&[begun(), writable(), done(0, 0, true)]);
+        let waited = row_result(&[begun(), done(0, 0, true)]);
+        assert!(matches!([looked, waited], [RowResult::Unchanged, RowResult::Unchanged]));
         assert!(
             check_created(&[refused(1205)]).is_ok() && check_created(&[refused(1142)]).is_err()
         );
-    }
-
-    #[test]
-    fn row_on_a_read_only_server_is_not_a_lock() {
-        let row = [begun(), found(&["5"], true), done(1, 7, true)];
-        for (state, is_read_only) in [
-            (vec![found(&["42", "1"], true)], true),
-            (vec![found(&["43", "0"], true)], false),
-            (Vec::new(), false),
-        ] {
-            match row_result([row.to_vec(), state].concat(), 42) {
-                RowResult::Failed(error) => assert_eq!(error.is_not_master(), is_read_only),
-                other => panic!("{other:?}"),
-            }
-        }
     }
 
     #[test]

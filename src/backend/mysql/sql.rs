@@ -24,9 +24,11 @@ const LIMIT_MIN: Duration = Duration::from_millis(1);
 pub(super) const PRUNE_ROWS_MAX: usize = 1_000;
 
 /// Renews a lease: the server restarts its idle timeout with every request. A query and not a ping,
-/// which a proxy may answer itself. Each request for a lock ends with it too, because it says
-/// whether the server is read-only.
+/// which a proxy may answer itself. Says whether the server is read-only.
 pub(super) const RENEW: &str = "SELECT CONNECTION_ID(),@@global.read_only";
+/// A session can be older than a change of the server to read-only, and some users may write
+/// nevertheless.
+const IS_WRITABLE: &str = "CONCAT(@@global.read_only) IN ('0','OFF')";
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
 /// The variables of clusters with several primaries.
@@ -87,13 +89,13 @@ impl Table {
 
     /// Acquires the lock if nobody holds its row, in one request.
     pub(super) fn try_acquire(&self, name: &str, id: &str) -> String {
-        let (select, set_holder) = (self.select_row("", name), self.set_holder("", name, id));
-        format!("BEGIN;{select} NOWAIT;{set_holder};{RENEW}")
+        format!("BEGIN;{} NOWAIT;{}", self.select_row("", name), self.set_holder("", name, id))
     }
 
     /// Acquires the lock after a wait for its row, in the server's queue. In MariaDB the update
     /// itself waits, so that the lock is ours with the first statement after the wait. MySQL limits
-    /// only the time of SELECT statements.
+    /// only the time of SELECT statements. The update changes nothing if the server has become
+    /// read-only.
     pub(super) fn await_row(
         &self,
         name: &str,
@@ -107,18 +109,23 @@ impl Table {
             let limit = limit.map_or(String::new(), |limit| {
                 format!("SET STATEMENT max_statement_time={} FOR ", seconds(limit))
             });
-            return format!("BEGIN;{limit}{};{RENEW}", self.set_holder(&mark, name, id));
+            let set_holder = self.set_holder(&mark, name, id);
+            return format!("BEGIN;{limit}{set_holder} AND {IS_WRITABLE}");
         }
         let hint = limit.map_or(String::new(), |limit| {
             format!("/*+ MAX_EXECUTION_TIME({}) */ ", limit.as_millis())
         });
         let select = self.select_row(&(hint + &mark), name);
-        format!("BEGIN;{select};{};{RENEW}", self.set_holder("", name, id))
+        format!("BEGIN;{select};{} AND {IS_WRITABLE}", self.set_holder("", name, id))
     }
 
+    /// Locks a row, and reads whether the server is read-only.
     fn select_row(&self, comments: &str, name: &str) -> String {
         let name = Hex(name.as_bytes());
-        format!("SELECT {comments}token FROM {} WHERE name=x'{name}' FOR UPDATE", self.0)
+        format!(
+            "SELECT {comments}@@global.read_only FROM {} WHERE name=x'{name}' FOR UPDATE",
+            self.0
+        )
     }
 
     /// Makes the owner of the row its holder, and gives it a token, which is the number of the
@@ -135,11 +142,11 @@ impl Table {
     }
 
     /// Creates the row of a lock that was never held. Not in the transaction that found no row:
-    /// with that, concurrent creators would deadlock. The wait is bounded, because an insertion
-    /// waits for the holder of a row that has appeared meanwhile.
+    /// with that, concurrent creators would deadlock. It can have changed a row that has appeared
+    /// meanwhile. The wait is bounded, because an insertion waits for the holder of such a row.
     pub(super) fn create_row(&self, name: &str) -> String {
         format!(
-            "COMMIT;SET SESSION innodb_lock_wait_timeout=1;INSERT IGNORE INTO {} (name) VALUES \
+            "{ROLLBACK};SET SESSION innodb_lock_wait_timeout=1;INSERT IGNORE INTO {} (name) VALUES \
              (x'{}');SET SESSION innodb_lock_wait_timeout={NO_LIMIT_S}",
             self.0,
             Hex(name.as_bytes())
