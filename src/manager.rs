@@ -21,7 +21,7 @@ use std::{
 pub(crate) use self::{acquire::HeldThrough, handle::ManagerHandle};
 use self::{by_id::LocksById, local_handover::HandedOver};
 use crate::{
-    acquire::{Acquirer, Breaker},
+    acquire::{Acquirer, CircuitBreaker},
     backend::{
         Backend, Inspection,
         cluster::ClusterBackend,
@@ -121,7 +121,7 @@ impl Manager {
             listener: Arc::new(GrantListener::new(backend.clone(), channel)),
             claim_window: config.settings.claim_window,
             repair_ttl: !config.settings.prefix.is_empty(),
-            breaker: config.settings.fail_fast.then(Breaker::default),
+            breaker: config.settings.fail_fast.then(CircuitBreaker::default),
         };
         let window = config.settings.local_handover;
         let local = (!window.is_zero() && config.settings.yield_to_others.is_zero())

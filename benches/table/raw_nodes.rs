@@ -16,7 +16,7 @@ use crate::{Result, cluster::Cluster, measure::now, support::RedisServer};
 
 const ACQUIRE: &str = concat!(
     include_str!("../../src/backend/redis/lua/mutex/acquire.lua"),
-    include_str!("../../src/backend/redis/lua/shared.lua"),
+    include_str!("../../src/backend/redis/lua/prelude.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
     include_str!("../../src/backend/redis/lua/notify.lua"),
     include_str!("../../src/backend/redis/lua/mutex/grant.lua"),
@@ -26,7 +26,7 @@ const ACQUIRE: &str = concat!(
 const RELEASE: &str = concat!(
     include_str!("../../src/backend/redis/lua/mutex/release.lua"),
     include_str!("../../src/backend/redis/lua/mutex/hand_over.lua"),
-    include_str!("../../src/backend/redis/lua/shared.lua"),
+    include_str!("../../src/backend/redis/lua/prelude.lua"),
     include_str!("../../src/backend/redis/lua/free.lua"),
     include_str!("../../src/backend/redis/lua/token.lua"),
     include_str!("../../src/backend/redis/lua/notify.lua"),

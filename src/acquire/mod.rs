@@ -2,14 +2,14 @@
 //! explains why there is none.
 
 mod attempt_loop;
-mod breaker;
+mod circuit_breaker;
 mod failures;
 mod poll_times;
 
 use std::{sync::Arc, time::Duration};
 
 use self::attempt_loop::Attempt;
-pub(crate) use self::breaker::Breaker;
+pub(crate) use self::circuit_breaker::CircuitBreaker;
 use crate::{
     backend::{AcquireRequest, AllAnswer, AllOutcome, AllRequest, Backend, ReservedPlaces},
     core::{
@@ -39,7 +39,7 @@ pub(crate) struct Acquirer {
     /// anybody's data.
     pub(crate) repair_ttl: bool,
     /// Makes calls fail fast; `None` if they are to try until their wait ends.
-    pub(crate) breaker: Option<Breaker>,
+    pub(crate) breaker: Option<CircuitBreaker>,
 }
 
 /// How a claim is pursued.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Number of tokens after that of each grant that nobody else is granted: how often a process may
-/// hand a lock over without the server. `RESERVED` in shared.lua has the same value.
+/// hand a lock over without the server. `RESERVED` in prelude.lua has the same value.
 pub(crate) const TOKENS_RESERVED: u16 = 9_999;
 
 /// One acquisition of one lock. All its requests have the same id until the outcome is known.

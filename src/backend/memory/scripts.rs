@@ -5,9 +5,9 @@ mod acquire_all;
 mod adopt;
 mod call;
 mod group;
-mod keep;
 mod members;
 mod queue_entry;
+mod release_and_keep;
 
 use std::mem;
 

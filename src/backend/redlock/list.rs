@@ -3,7 +3,7 @@
 
 use super::{
     BroadcastOptions, NodeConnections, Redlock, Response, Responses,
-    group_requests::common_members, most_reported_holder,
+    common_members::common_members, most_reported_holder,
 };
 use crate::{
     backend::{

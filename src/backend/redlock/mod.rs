@@ -4,12 +4,13 @@ mod acquisition;
 mod broadcast;
 mod broadcast_options;
 mod cleanup;
+mod common_members;
 mod contended_locks;
 mod error;
 mod footprint;
-mod group_requests;
 mod inspect;
 mod list;
+mod optional_calls;
 mod release;
 mod renewals;
 mod reported_holder;
@@ -65,6 +66,7 @@ use crate::{
 /// Distance of the proposed token above the latest of the nodes' clocks, in microseconds. It
 /// usually makes all nodes store the same token in the first round.
 const TOKEN_HEADROOM_US: u64 = 10_000;
+
 /// The nodes, and the connections to them.
 pub(crate) struct Redlock {
     nodes: Arc<[Arc<RedisNode>]>,

@@ -360,7 +360,7 @@ fn lost_replies_to_readers_are_asked_for_again() {
 /// The hash of the script that acquires a read lock.
 fn acquire_hash(server: &RedisServer) -> String {
     let source = concat!(
-        include_str!("../../../src/backend/redis/lua/shared.lua"),
+        include_str!("../../../src/backend/redis/lua/prelude.lua"),
         include_str!("../../../src/backend/redis/lua/token.lua"),
         include_str!("../../../src/backend/redis/lua/group/acquire_alone.lua"),
         include_str!("../../../src/backend/redis/lua/notify.lua"),

@@ -12,7 +12,7 @@ fn every_script_documents_its_arguments_and_replies() {
         let documents = |what: &str| header.iter().any(|line| line.starts_with(what));
         assert!(!header.is_empty(), "{path} has no header");
         assert!(documents("-- KEYS "), "{path} does not document its KEYS");
-        // A part that only defines functions, such as shared.lua, may have no arguments and reply.
+        // A part that only defines functions, such as prelude.lua, may have no arguments and reply.
         if text.contains("ARGV[") {
             assert!(documents("-- ARGV "), "{path} does not document its ARGV");
             assert!(documents("-- Reply "), "{path} does not document its replies");

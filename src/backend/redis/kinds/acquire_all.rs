@@ -15,7 +15,7 @@ pub(crate) static ACQUIRE_ALL: Script = script!(
     4096,
     "mutex/acquire_all.lua",
     "each.lua",
-    "shared.lua",
+    "prelude.lua",
     "token.lua",
     "notify.lua",
     "mutex/grant.lua",

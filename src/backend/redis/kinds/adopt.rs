@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub(crate) static ADOPT: Script =
-    script!(2048, "shared.lua", "token.lua", "adopt.lua", "report.lua");
+    script!(2048, "prelude.lua", "token.lua", "adopt.lua", "report.lua");
 
 /// Gives the lock of the holder `former` to this claim.
 pub(crate) struct Adopt<'a> {

@@ -13,7 +13,7 @@ use crate::{
 
 pub(crate) static ACQUIRE: Script = script!(
     32,
-    "shared.lua",
+    "prelude.lua",
     "token.lua",
     "group/acquire_alone.lua",
     "notify.lua",
@@ -24,7 +24,7 @@ pub(crate) static ACQUIRE: Script = script!(
 );
 pub(crate) static RELEASE: Script = script!(
     64,
-    "shared.lua",
+    "prelude.lua",
     "free.lua",
     "group/release_alone.lua",
     "token.lua",

@@ -11,7 +11,7 @@ use crate::{
 pub(crate) static ACQUIRE: Script = script!(
     1,
     "mutex/acquire.lua",
-    "shared.lua",
+    "prelude.lua",
     "token.lua",
     "notify.lua",
     "mutex/grant.lua",
@@ -22,7 +22,7 @@ pub(crate) static RELEASE: Script = script!(
     2,
     "mutex/release.lua",
     "mutex/hand_over.lua",
-    "shared.lua",
+    "prelude.lua",
     "free.lua",
     "token.lua",
     "notify.lua",

@@ -21,7 +21,7 @@ use crate::{
     sys::clock::Moment,
 };
 
-pub(crate) static KEEP: Script = script!(1024, "shared.lua", "keep.lua", "report.lua");
+pub(crate) static KEEP: Script = script!(1024, "prelude.lua", "release_and_keep.lua", "report.lua");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Release<'a> {

@@ -23,7 +23,7 @@ local function remove_members()
   if not typed('ZREMRANGEBYSCORE', KEYS[5], '-inf', in_ms(now)) then return 0 end
   local removed, i = redis.call('ZREM', KEYS[5], id), 2
   if removed == 0 and n == 0 then
-    -- The caller knows a kept member by the id of its claim: keep.lua has renamed it.
+    -- The caller knows a kept member by the id of its claim: release_and_keep.lua has renamed it.
     id = 'kept ' .. id
     removed = redis.call('ZREM', KEYS[5], id)
   end

@@ -27,7 +27,7 @@
 
 local nonce, id, ttl, mode, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local call = redis.call
--- as clock() in shared.lua
+-- as clock() in prelude.lua
 local t = call('TIME')
 local now = t[1] .. t[2]
 if #now < 16 then now = string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6) end

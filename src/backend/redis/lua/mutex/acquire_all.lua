@@ -17,7 +17,7 @@
 -- token that limits a new one. All else is left to acquire_all_contended.lua.
 
 local nonce, ttl, count = ARGV[1], ARGV[2], #ARGV - 6
--- as clock() in shared.lua
+-- as clock() in prelude.lua
 local t = redis.call('TIME')
 local now = t[1] .. t[2]
 if #now < 16 then now = string.sub('000000000' .. t[1], -10) .. string.sub('00000' .. t[2], -6) end

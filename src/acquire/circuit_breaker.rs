@@ -1,5 +1,5 @@
-//! `Breaker`: while the servers are unreachable, calls fail at once, except for one probe at a
-//! time. The caller passes the time.
+//! `CircuitBreaker`: while the servers are unreachable, calls fail at once, except for one probe at
+//! a time. The caller passes the time.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
-pub(crate) struct Breaker(Mutex<Option<Outage>>);
+pub(crate) struct CircuitBreaker(Mutex<Option<Outage>>);
 
 #[derive(Debug)]
 struct Outage {
@@ -23,7 +23,7 @@ struct Outage {
     reason: BackendError,
 }
 
-impl Breaker {
+impl CircuitBreaker {
     /// Returns why a call must fail at once. Otherwise the call may ask; while the servers are
     /// unreachable, it is the only probe for `probe_time`, unless it ends earlier.
     pub(super) fn reject(
@@ -95,7 +95,7 @@ mod tests {
     /// Fault: N147
     #[test]
     fn one_probe_at_a_time_passes_an_open_breaker() {
-        let breaker = Breaker::default();
+        let breaker = CircuitBreaker::default();
         let rejects = |now| breaker.reject(at(now), SECOND, 2 * SECOND).is_some();
         assert!(!rejects(0) && !breaker.is_open());
         breaker.on_failure(at(1000), SECOND, &timed_out());
@@ -116,7 +116,7 @@ mod tests {
     /// Fault: N147
     #[test]
     fn only_an_answer_closes_the_breaker() {
-        let breaker = Breaker::default();
+        let breaker = CircuitBreaker::default();
         let exhausted = NodeErrorKind::PoolExhausted { pool_size: 1 };
         let refused = NodeError::refused("OOM".into(), "command not allowed".into());
         for (error, leaves_open) in
