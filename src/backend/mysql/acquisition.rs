@@ -110,8 +110,9 @@ impl<'a> MySqlAcquisition<'a> {
         if asking != Asking::Last && (self.was_busy || session.has_just_waited_for(name)) {
             return self.await_row(session);
         }
+        let table = &self.database.table;
         let statement =
-            session.prepare_lease(claim.ttl) + &self.database.table.try_acquire(name, id);
+            session.prepare_lease(claim.ttl) + &table.try_acquire(name, id, session.read_only_off);
         let sent = clock::now();
         let reply = session.connection.query(&statement, self.deadline()).inspect_err(|error| {
             // Its update may wait: another client can have created and locked a row that was absent
@@ -122,7 +123,6 @@ impl<'a> MySqlAcquisition<'a> {
             RowResult::Acquired(token) => {
                 self.granted(session, sent, claim.ttl, token).map(Answer::Granted)
             }
-            RowResult::Unchanged => Err(has_holder()),
             other => self.not_granted(session, other, asking),
         }
     }
@@ -152,7 +152,7 @@ impl<'a> MySqlAcquisition<'a> {
         let table = &self.database.table;
         let is_mariadb = session.connection.is_mariadb();
         let statement = session.prepare_wait(self.request.claim_window)
-            + &table.await_row(name, id, limit, is_mariadb);
+            + &table.await_row(name, id, limit, is_mariadb, session.read_only_off);
         // The wait has no limit, so the system must close the connection soon if the path breaks.
         session.bear_silence(Duration::ZERO);
         let end = session.connection.cancel_handle().map_err(NodeError::not_sent)?;
@@ -193,6 +193,10 @@ impl<'a> MySqlAcquisition<'a> {
         let AcquireRequest { claim, claim_window, .. } = self.request;
         let Waiting { mut session, sent, ends } = waiting;
         self.left_waiting = false;
+        // An administrator may end a long wait now and then.
+        if clock::now().duration_since(sent) > LOOK_AFTER {
+            self.undecided = 0;
+        }
         drop(ends);
         match row_result(&reply) {
             RowResult::Acquired(token) => {
@@ -267,11 +271,14 @@ impl<'a> MySqlAcquisition<'a> {
                 }
                 holder
             }
-            RowResult::Absent if self.may_ask_again() => {
-                let create = self.database.table.create_row(name);
+            RowResult::Unchanged if self.may_ask_again() => {
+                // Usually the row does not exist yet.
+                let create = self.database.table.create_row(name, session.read_only_off);
                 let reply = session.connection.query(&create, deadline)?;
                 check_created(&reply)?;
-                // After an error, the server skips the statement that lifts the limit again.
+                self.was_busy = false;
+                session.forget_wait();
+                // After an error, the server skips the statement that sets the usual limit again.
                 self.session = check(&reply).is_ok().then_some(session);
                 return Ok(Answer::Undecided);
             }
@@ -280,15 +287,9 @@ impl<'a> MySqlAcquisition<'a> {
                 self.session = Some(session);
                 return Ok(Answer::Undecided);
             }
-            RowResult::Unchanged if self.may_ask_again() => {
-                // A request that does not wait finds the reason.
-                self.was_busy = false;
-                session.forget_wait();
-                self.session = Some(session);
-                return Ok(Answer::Undecided);
-            }
             RowResult::Interrupted(error) => return Err(refusal(&error)),
-            RowResult::Unchanged | RowResult::Absent | RowResult::Acquired(_) => {
+            RowResult::Unchanged => return Err(has_holder()),
+            RowResult::Acquired(_) => {
                 return Err(unexpected("it does not keep the rows of locks"));
             }
             RowResult::Failed(error) => return Err(error),

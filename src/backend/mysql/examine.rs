@@ -5,9 +5,12 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::{
     connection::Connection,
     endpoint::MySqlEndpoint,
-    outcome::{NO_TABLE, Rows, cluster_in, is_writable, misfit, number, rows, text},
+    outcome::{NO_TABLE, Rows, cluster_in, misfit, number, rows, text},
     session::too_old,
-    sql::{COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, Table, read_state},
+    sql::{
+        COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, ReadOnlyOff, Table,
+        read_state,
+    },
 };
 #[cfg(feature = "tls")]
 use crate::backend::transport::ServerCertificates;
@@ -119,7 +122,7 @@ pub(crate) fn examine(
         version: format!("{product} {version}"),
         too_old: too_old(&version, connection.is_mariadb()),
         cluster,
-        read_only: !is_writable(text(&state, 0, 2)),
+        read_only: ReadOnlyOff::of(text(&state, 0, 2)).is_none(),
         shares_connections: number(&state, 0, 0) != Some(connection.id()),
         keeps_wait_timeout: number(&state, 0, 1) == Some(UNUSUAL_LEASE_S),
         table,

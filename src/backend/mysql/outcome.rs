@@ -2,7 +2,10 @@
 
 use std::io;
 
-use super::packet::{ServerError, StatementResult};
+use super::{
+    packet::{ServerError, StatementResult},
+    sql::ReadOnlyOff,
+};
 use crate::backend::error::{NodeError, NodeErrorKind};
 
 /// The code under which a read-only server appears in errors, as with Redis.
@@ -22,10 +25,8 @@ pub(super) enum RowResult {
     Acquired(u64),
     /// Another transaction has the row, or had it until the limit of the wait.
     Busy,
-    /// There is no such row yet.
-    Absent,
-    /// The update has changed nothing, because the row has a holder. After a wait, there may also
-    /// be no row, or the server is read-only.
+    /// The update has changed nothing: there is no such row, or it has a holder, or the server is
+    /// read-only.
     Unchanged,
     /// The server has rolled the transaction back, or somebody has ended the statement. Asking
     /// again may help.
@@ -33,33 +34,23 @@ pub(super) enum RowResult {
     Failed(NodeError),
 }
 
-/// Judges the reply to a request for a row, which ends with its update. Before it, all but waits in
-/// MariaDB look at the row, and read whether the server is read-only.
+/// Judges the reply to a request for a row, which ends with its update.
 pub(super) fn row_result(reply: &[StatementResult]) -> RowResult {
-    use StatementResult::{Done, Refused, Rows};
-
-    let (look, update) = match reply {
-        [.., Refused(error)] => {
-            return match error.code {
-                // Limits of the wait: of statements in MariaDB and MySQL, and of row locks.
-                LOCK_WAIT | 1969 | 3024 | 3572 => RowResult::Busy,
-                1213 | 1317 => RowResult::Interrupted(error.clone()),
-                _ => RowResult::Failed(refusal(error)),
-            };
+    match reply.last() {
+        Some(StatementResult::Refused(error)) => match error.code {
+            // Limits of the wait: of statements in MariaDB and MySQL, and of row locks.
+            LOCK_WAIT | 1969 | 3024 | 3572 => RowResult::Busy,
+            1213 | 1317 => RowResult::Interrupted(error.clone()),
+            _ => RowResult::Failed(refusal(error)),
+        },
+        Some(&StatementResult::Done { affected_rows, last_insert_id, in_transaction: true }) => {
+            if affected_rows == 1 {
+                RowResult::Acquired(last_insert_id)
+            } else {
+                RowResult::Unchanged
+            }
         }
-        [.., Rows { rows, in_transaction: true }, update] => (Some(rows), update),
-        [.., Done { .. }, update] => (None, update),
-        _ => return RowResult::Failed(unexpected(NO_TRANSACTION)),
-    };
-    let Done { affected_rows, last_insert_id: token, in_transaction: true } = *update else {
-        return RowResult::Failed(unexpected(NO_TRANSACTION));
-    };
-    match look {
-        // Even if there was one for the update: another client had created it meanwhile.
-        Some(rows) if rows.is_empty() => RowResult::Absent,
-        Some(rows) if !is_writable(text(rows, 0, 0)) => RowResult::Failed(read_only()),
-        _ if affected_rows == 1 => RowResult::Acquired(token),
-        _ => RowResult::Unchanged,
+        _ => RowResult::Failed(unexpected(NO_TRANSACTION)),
     }
 }
 
@@ -72,10 +63,13 @@ pub(super) fn has_holder() -> NodeError {
 }
 
 /// Judges the reply to the creation of a row. A row that another client has created meanwhile, and
-/// holds, makes the insertion time out.
+/// holds, makes the insertion time out. Fails if the server is read-only.
 pub(super) fn check_created(reply: &[StatementResult]) -> Result<(), NodeError> {
     match reply.last() {
         Some(StatementResult::Refused(ServerError { code: LOCK_WAIT | 1213, .. })) => Ok(()),
+        Some(StatementResult::Rows { rows, .. }) if ReadOnlyOff::of(text(rows, 0, 0)).is_none() => {
+            Err(read_only())
+        }
         _ => check(reply),
     }
 }
@@ -99,7 +93,7 @@ pub(super) fn is_renewed(reply: &[StatementResult], connection: u64) -> Result<b
     match reply {
         [.., StatementResult::Rows { rows, in_transaction }] => {
             let is_kept = *in_transaction && number(rows, 0, 0) == Some(connection);
-            let is_read_only = !is_writable(text(rows, 0, 1));
+            let is_read_only = ReadOnlyOff::of(text(rows, 0, 1)).is_none();
             if is_kept && is_read_only { Err(read_only()) } else { Ok(is_kept) }
         }
         _ => Err(unexpected("it replied to a renewal with something else")),
@@ -116,11 +110,6 @@ pub(super) fn is_table_locked(error: &NodeError) -> bool {
 pub(super) fn is_no_connection(error: &NodeError) -> bool {
     let NodeErrorKind::Refused { code, .. } = &error.kind else { return false };
     *code == NO_CONNECTION.to_string()
-}
-
-/// Whether this value of the variable `read_only` allows writing. It is a number up to MariaDB 12.
-pub(super) fn is_writable(read_only: Option<&str>) -> bool {
-    matches!(read_only, Some("0" | "OFF"))
 }
 
 /// The server is read-only, so locks belong to another one, or soon will.
@@ -259,19 +248,14 @@ mod tests {
         done(0, 0, true)
     }
 
-    /// The server is not read-only.
-    fn writable() -> StatementResult {
-        found(&["0"], true)
-    }
-
     #[test]
     fn token_is_taken_from_a_row_that_is_ours() {
         for reply in [
-            vec![begun(), writable(), done(1, 7, true)],
-            // The connection's lease was set first.
-            vec![done(0, 0, false), begun(), writable(), done(1, 7, true)],
-            // A wait in MariaDB.
             vec![begun(), done(1, 7, true)],
+            // The connection's lease was set first.
+            vec![done(0, 0, false), begun(), done(1, 7, true)],
+            // After a look at the row, or a wait for it.
+            vec![begun(), found(&["5"], true), done(1, 7, true)],
         ] {
             let result = row_result(&reply);
             assert!(matches!(result, RowResult::Acquired(7)), "{reply:?}: {result:?}");
@@ -281,10 +265,8 @@ mod tests {
     #[test]
     fn row_without_a_transaction_is_not_a_lock() {
         for reply in [
-            vec![done(0, 0, false), found(&["0"], false), done(1, 7, false)],
-            vec![begun(), found(&["0"], false), done(0, 0, true)],
-            vec![begun(), writable()],
-            vec![begun(), done(1, 7, false)],
+            vec![done(0, 0, false), done(1, 7, false)],
+            vec![begun(), found(&["5"], true)],
             Vec::new(),
         ] {
             let result = row_result(&reply);
@@ -300,18 +282,13 @@ mod tests {
         }
         assert!(matches!(result(1213), RowResult::Interrupted(_)));
         assert!(matches!(result(1146), RowResult::Failed(_)));
-        for changed in [0, 1] {
-            let looked = |look| row_result(&[begun(), look, done(changed, 7, true)]);
-            assert!(matches!(looked(found(&[], true)), RowResult::Absent), "{changed}");
-            let read_only = looked(found(&["1"], true));
-            assert!(matches!(read_only, RowResult::Failed(error) if error.is_not_master()));
-        }
-        let looked = row_result(&[begun(), writable(), done(0, 0, true)]);
-        let waited = row_result(&[begun(), done(0, 0, true)]);
-        assert!(matches!([looked, waited], [RowResult::Unchanged, RowResult::Unchanged]));
+        assert!(matches!(row_result(&[begun(), done(0, 0, true)]), RowResult::Unchanged));
         assert!(
             check_created(&[refused(1205)]).is_ok() && check_created(&[refused(1142)]).is_err()
         );
+        let created = |read_only| check_created(&[done(0, 0, false), found(&[read_only], false)]);
+        assert!(created("0").is_ok() && created("OFF").is_ok());
+        assert!(created("1").unwrap_err().is_not_master());
     }
 
     #[test]

@@ -24,11 +24,8 @@ const LIMIT_MIN: Duration = Duration::from_millis(1);
 pub(super) const PRUNE_ROWS_MAX: usize = 1_000;
 
 /// Renews a lease: the server restarts its idle timeout with every request. A query and not a ping,
-/// which a proxy may answer itself. Says whether the server is read-only.
+/// which a proxy may answer itself. Reads whether the server is read-only.
 pub(super) const RENEW: &str = "SELECT CONNECTION_ID(),@@global.read_only";
-/// A session can be older than a change of the server to read-only, and some users may write
-/// nevertheless.
-const IS_WRITABLE: &str = "CONCAT(@@global.read_only) IN ('0','OFF')";
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
 /// The variables of clusters with several primaries.
@@ -39,6 +36,22 @@ pub(super) const COUNT_CONNECTIONS: &str = "SHOW GLOBAL STATUS LIKE 'Threads_con
 pub(super) const NEED_PROCESS: &str = "SELECT trx_id FROM information_schema.INNODB_TRX LIMIT 1";
 /// The server's time in microseconds.
 pub(super) const READ_TIME: &str = "SELECT CAST(UNIX_TIMESTAMP(NOW(6))*1000000 AS UNSIGNED)";
+
+/// The value of `@@global.read_only` on a server that may be written to, as in statements: a number
+/// up to MariaDB 12, then a word. For SQL, each word equals zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ReadOnlyOff(&'static str);
+
+impl ReadOnlyOff {
+    /// `None` if the server is read-only.
+    pub(super) fn of(read_only: Option<&str>) -> Option<ReadOnlyOff> {
+        match read_only {
+            Some("0") => Some(ReadOnlyOff("0")),
+            Some("OFF") => Some(ReadOnlyOff("'OFF'")),
+            _ => None,
+        }
+    }
+}
 
 /// The table as it appears in statements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,20 +101,21 @@ impl Table {
     }
 
     /// Acquires the lock if nobody holds its row, in one request.
-    pub(super) fn try_acquire(&self, name: &str, id: &str) -> String {
-        format!("BEGIN;{} NOWAIT;{}", self.select_row("", name), self.set_holder("", name, id))
+    pub(super) fn try_acquire(&self, name: &str, id: &str, off: ReadOnlyOff) -> String {
+        let (select, set_holder) = (self.select_row("", name), self.set_holder("", name, id, off));
+        format!("BEGIN;{select} NOWAIT;{set_holder}")
     }
 
     /// Acquires the lock after a wait for its row, in the server's queue. In MariaDB the update
     /// itself waits, so that the lock is ours with the first statement after the wait. MySQL limits
-    /// only the time of SELECT statements. The update changes nothing if the server has become
-    /// read-only.
+    /// only the time of SELECT statements.
     pub(super) fn await_row(
         &self,
         name: &str,
         id: &str,
         limit: Option<Duration>,
         is_mariadb: bool,
+        off: ReadOnlyOff,
     ) -> String {
         let mark = format!("/* {WAIT_MARK}{} {} */ ", Hex(name.as_bytes()), Hex(id.as_bytes()));
         let limit = limit.map(|limit| limit.clamp(LIMIT_MIN, LIMIT_MAX));
@@ -109,47 +123,46 @@ impl Table {
             let limit = limit.map_or(String::new(), |limit| {
                 format!("SET STATEMENT max_statement_time={} FOR ", seconds(limit))
             });
-            let set_holder = self.set_holder(&mark, name, id);
-            return format!("BEGIN;{limit}{set_holder} AND {IS_WRITABLE}");
+            return format!("BEGIN;{limit}{}", self.set_holder(&mark, name, id, off));
         }
         let hint = limit.map_or(String::new(), |limit| {
             format!("/*+ MAX_EXECUTION_TIME({}) */ ", limit.as_millis())
         });
         let select = self.select_row(&(hint + &mark), name);
-        format!("BEGIN;{select};{} AND {IS_WRITABLE}", self.set_holder("", name, id))
+        format!("BEGIN;{select};{}", self.set_holder("", name, id, off))
     }
 
-    /// Locks a row, and reads whether the server is read-only.
     fn select_row(&self, comments: &str, name: &str) -> String {
         let name = Hex(name.as_bytes());
-        format!(
-            "SELECT {comments}@@global.read_only FROM {} WHERE name=x'{name}' FOR UPDATE",
-            self.0
-        )
+        format!("SELECT {comments}token FROM {} WHERE name=x'{name}' FOR UPDATE", self.0)
     }
 
     /// Makes the owner of the row its holder, and gives it a token, which is the number of the
     /// result. If a row has a holder already, it is not locked, because the table has been replaced
     /// by one without row locks.
-    fn set_holder(&self, comment: &str, name: &str, id: &str) -> String {
+    fn set_holder(&self, comment: &str, name: &str, id: &str, off: ReadOnlyOff) -> String {
         format!(
             "UPDATE {comment}{} SET token={NEXT_TOKEN},holder=x'{}',conn=CONNECTION_ID() \
-             WHERE name=x'{}' AND holder=''",
+             WHERE name=x'{}' AND holder='' AND @@global.read_only={}",
             self.0,
             Hex(id.as_bytes()),
-            Hex(name.as_bytes())
+            Hex(name.as_bytes()),
+            off.0
         )
     }
 
-    /// Creates the row of a lock that was never held. Not in the transaction that found no row:
-    /// with that, concurrent creators would deadlock. It can have changed a row that has appeared
-    /// meanwhile. The wait is bounded, because an insertion waits for the holder of such a row.
-    pub(super) fn create_row(&self, name: &str) -> String {
+    /// Creates the row of a lock that was never held, and reads whether the server is read-only, in
+    /// which case it creates none. Not in the transaction that found no row: with that, concurrent
+    /// creators would deadlock. The wait is bounded, because an insertion waits for the holder of a
+    /// row that has appeared meanwhile.
+    pub(super) fn create_row(&self, name: &str, off: ReadOnlyOff) -> String {
         format!(
-            "{ROLLBACK};SET SESSION innodb_lock_wait_timeout=1;INSERT IGNORE INTO {} (name) VALUES \
-             (x'{}');SET SESSION innodb_lock_wait_timeout={NO_LIMIT_S}",
+            "COMMIT;SET SESSION innodb_lock_wait_timeout=1;INSERT IGNORE INTO {} (name) SELECT \
+             x'{}' FROM DUAL WHERE @@global.read_only={};SET SESSION \
+             innodb_lock_wait_timeout={NO_LIMIT_S};SELECT @@global.read_only",
             self.0,
-            Hex(name.as_bytes())
+            Hex(name.as_bytes()),
+            off.0
         )
     }
 
@@ -327,6 +340,8 @@ impl fmt::Display for Hex<'_> {
 mod tests {
     use super::*;
 
+    const OFF: ReadOnlyOff = ReadOnlyOff("0");
+
     fn table() -> Table {
         Table::parse("shop.locks").unwrap()
     }
@@ -343,9 +358,9 @@ mod tests {
     fn names_and_ids_cannot_end_their_literals() {
         let (name, id) = ("x' OR 1=1 -- */", "h|'; COMMIT; --");
         for statement in [
-            table().try_acquire(name, id),
-            table().await_row(name, id, Some(Duration::from_secs(1)), true),
-            table().create_row(name),
+            table().try_acquire(name, id, OFF),
+            table().await_row(name, id, Some(Duration::from_secs(1)), true, OFF),
+            table().create_row(name, OFF),
             table().release(name, id),
             table().inspect(name),
             table().delete([name.as_bytes()].into_iter()),
@@ -356,7 +371,8 @@ mod tests {
 
     #[test]
     fn limit_of_a_wait_is_never_taken_for_none() {
-        let limited = |limit, is_mariadb| table().await_row("x", "id", Some(limit), is_mariadb);
+        let limited =
+            |limit, is_mariadb| table().await_row("x", "id", Some(limit), is_mariadb, OFF);
         assert!(limited(Duration::ZERO, true).contains("max_statement_time=0.001000 FOR UPDATE"));
         assert!(limited(Duration::ZERO, false).contains("SELECT /*+ MAX_EXECUTION_TIME(1) */ /*"));
         assert!(limited(Duration::MAX, false).contains("(3600000000)"));
@@ -366,7 +382,7 @@ mod tests {
     fn waiter_is_recognized_by_its_statement() {
         for is_mariadb in [true, false] {
             let limit = Some(Duration::from_secs(1));
-            let statement = table().await_row("a b", "me|1", limit, is_mariadb);
+            let statement = table().await_row("a b", "me|1", limit, is_mariadb, OFF);
             let found = waiting_for(statement.as_bytes()).unwrap();
             assert_eq!(found, (b"a b".to_vec(), b"me|1".to_vec()));
         }
