@@ -216,8 +216,12 @@ impl MemoryServer {
     }
 
     /// Deletes all data: as if the server had been restarted without it. The connections of the
-    /// managers are closed.
+    /// managers are closed. A clock that stands goes on by one millisecond, as it would during a
+    /// restart, so that fencing tokens rise.
     pub fn forget(&self) {
+        if let Some(clock) = &self.clock {
+            clock.advance(Duration::from_millis(1));
+        }
         let _entered = self.enter();
         self.server.forget();
     }

@@ -34,12 +34,20 @@ pub(crate) fn run(servers: &Servers, options: &Release) -> Outcome {
     let mgr = connect::manager(servers)?;
     match &options.target.if_id {
         Some(id) => {
-            let outcome = mgr.force_release_if(&options.name, id)?;
-            // The lock is released, also if this fails.
-            let now = match outcome {
-                Released::Released => mgr.lock_info(&options.name).ok().flatten(),
-                _ => None,
-            };
+            let mut outcome = mgr.force_release_if(&options.name, id)?;
+            let mut now = None;
+            match outcome {
+                // The lock is released, also if this fails.
+                Released::Released => now = mgr.lock_info(&options.name).ok().flatten(),
+                // Also if others share the lock, or the key holds something else.
+                Released::Gone => {
+                    let lock = mgr.lock_info(&options.name).map_err(not_released)?;
+                    if let Some(lock) = lock.filter(|lock| lock.holder().id() != id) {
+                        outcome = Released::OwnedByOther(lock.holder().clone());
+                    }
+                }
+                _ => {}
+            }
             report_outcome(
                 options,
                 outcome,

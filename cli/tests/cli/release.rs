@@ -218,7 +218,11 @@ fn release_by_id_leaves_the_other_members() {
     let ended = run_to_end(distlock_at(&server, &by_id(0))).expect_code(0);
     assert!(ended.out.ends_with("); 2 permits are in use now\n"), "{ended:?}");
     let again = run_to_end(distlock_at(&server, &by_id(0))).expect_code(1);
-    again.expect_error("nothing was released");
+    again.expect_error("nothing was released: the holder has another id; lock \"x\" is held by ");
+    let (value, ended) = run_for_json(distlock_at(&server, &[&by_id(0)[..], &["--json"]].concat()));
+    schema.check("release", &value);
+    ended.expect_code(1);
+    assert!(!value["holder"].is_null(), "{value}");
     let (value, ended) = run_for_json(distlock_at(&server, &[&by_id(1)[..], &["--json"]].concat()));
     schema.check("release", &value);
     ended.expect_code(0);
@@ -228,6 +232,11 @@ fn release_by_id_leaves_the_other_members() {
     let ended = run_to_end(distlock_at(&server, &by_id(2))).expect_code(0);
     assert!(ended.out.ends_with(")\n"), "{ended:?}");
     assert_eq!(get(&server, "lock:x"), None);
+
+    server.cli(&["LPUSH", "lock:y", "a"]);
+    let args = ["release", "y", "--if-id", "a"];
+    let ended = run_to_end(distlock_at(&server, &args)).expect_code(69);
+    ended.expect_error("holds something that is not a lock");
 }
 
 #[test]
