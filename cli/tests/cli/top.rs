@@ -60,7 +60,11 @@ fn top_shows_members_and_kept_locks() {
     assert!(jobs.contains("3 permits: ") && jobs.contains(") +1 "), "{screen}");
     // The row of the group comes first, because the rows are sorted by name at last.
     top.press("\r");
-    let screen = top.wait_shown("semaphore, 3 permits in use");
+    top.wait_shown("semaphore, 3 permits in use");
+    // Below, and a frame arrives in parts.
+    let screen = top.wait_until("the permits are listed", |screen| {
+        permits.iter().all(|permit| screen.contains(permit.id().as_str()))
+    });
     for (permit, count) in permits.iter().zip(["2", "1"]) {
         let row = screen.lines().find(|line| line.contains(permit.id().as_str())).unwrap();
         assert!(row.split_whitespace().any(|word| word == count), "{screen}");
