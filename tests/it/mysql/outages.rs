@@ -131,6 +131,8 @@ fn read_only_server_grants_nothing_to_a_privileged_user() {
         let mgr = MySqlMgr::new(config(proxied)).unwrap();
         // These connections are idle then.
         drop(["a", "b", "c"].map(|name| mgr.lock(name).unwrap()));
+        let creator = MySqlMgr::new(config(url)).unwrap();
+        drop(creator.lock("d").unwrap());
         let guard = direct.lock("x").unwrap();
         // This one waits for its turn, which comes after the change.
         let wait = proxy.on_request(contains("distlock wait"), Fault::HoldRequest);
@@ -139,7 +141,7 @@ fn read_only_server_grants_nothing_to_a_privileged_user() {
         server.execute("SET GLOBAL read_only = 1");
         let error = mgr.try_lock("a").map(drop).unwrap_err();
         assert!(matches!(&error, LockError::Refused { code, .. } if code == "READONLY"), "{error}");
-        let error = mgr.try_lock("new").map(drop).unwrap_err();
+        let error = creator.try_lock("new").map(drop).unwrap_err();
         assert!(matches!(&error, LockError::Refused { code, .. } if code == "READONLY"), "{error}");
         let rows = server.execute("SELECT 1 FROM distlock WHERE name = 'new'");
         assert!(rows.is_empty(), "a row on a read-only server");
@@ -150,7 +152,7 @@ fn read_only_server_grants_nothing_to_a_privileged_user() {
             waited => panic!("a wait on a read-only server: {waited:?}"),
         }
         guard.release().unwrap().unwrap_released();
-        drop(direct);
+        drop((direct, creator));
         eventually("no connection is left", TEST_TIMEOUT, || {
             let listed = "SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'app'";
             server.execute(listed).is_empty()
