@@ -214,6 +214,16 @@ impl<'a> MySqlAcquisition<'a> {
                 }
                 self.granted(session, now, claim.ttl, token).map(Answer::Granted)
             }
+            RowResult::Unchanged if self.may_ask_again() => {
+                // Fails if the server is read-only. Otherwise a request that does not wait finds
+                // the reason: creating the row could wait for the holder of a new one.
+                let reply = session.connection.query(RENEW, self.deadline())?;
+                is_renewed(&reply, session.connection.id())?;
+                self.was_busy = false;
+                session.forget_wait();
+                self.session = Some(session);
+                Ok(Answer::Undecided)
+            }
             other => self.not_granted(session, other, Asking::Try),
         }
     }
@@ -276,8 +286,6 @@ impl<'a> MySqlAcquisition<'a> {
                 let create = self.database.table.create_row(name, session.read_only_off);
                 let reply = session.connection.query(&create, deadline)?;
                 check_created(&reply)?;
-                self.was_busy = false;
-                session.forget_wait();
                 // After an error, the server skips the statement that sets the usual limit again.
                 self.session = check(&reply).is_ok().then_some(session);
                 return Ok(Answer::Undecided);
