@@ -218,7 +218,9 @@ impl<'a> MySqlAcquisition<'a> {
                 // Fails if the server is read-only. Otherwise a request that does not wait finds
                 // the reason: creating the row could wait for the holder of a new one.
                 let reply = session.connection.query(RENEW, self.deadline())?;
-                is_renewed(&reply, session.connection.id())?;
+                if !is_renewed(&reply, session.connection.id())? {
+                    return Err(unexpected(NO_TRANSACTION));
+                }
                 self.was_busy = false;
                 session.forget_wait();
                 self.session = Some(session);
