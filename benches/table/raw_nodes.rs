@@ -104,7 +104,7 @@ impl RawNodes {
         Ok(Requests {
             acquire: request(
                 &self.acquire,
-                &[id, "10000", "try", "", &not_after, "60000", &token_min, "3610000"],
+                &[id, "10000", &not_after, "60000", "try", "", &token_min, "3610000"],
             ),
             release: request(&self.release, &[id, &token_min]),
             nonce,

@@ -301,6 +301,7 @@ mod tests {
             in_flight: late,
             may_hold: nodes,
             queue_entry: String::new(),
+            is_token_in_fence: false,
         };
         let lease = Arc::new(Lease::new(claim(), grant, at(0)));
         queue.add_unless_held(&lease, residue(nodes, "", at(0)), at(100));

@@ -56,6 +56,9 @@ pub(crate) struct Grant {
     pub(crate) may_hold: NodeSet,
     /// Queue entry that may still be queued, or be added by a late request; or empty.
     pub(crate) queue_entry: String,
+    /// The release need not send the token: what keeps later tokens above it has it already. Only
+    /// backends look at this.
+    pub(crate) is_token_in_fence: bool,
 }
 
 /// Requests of a successful claim that may still be applied. Applied after the release, such a
@@ -194,6 +197,7 @@ impl Grant {
             in_flight: InFlight { broken_until, unanswered, unanswered_until: broken_until },
             may_hold: NodeSet::single(0),
             queue_entry: String::new(),
+            is_token_in_fence: false,
         }
     }
 

@@ -54,6 +54,8 @@ pub(crate) struct Lease {
     /// Queue entry that the release must remove, because it may still be in the queue, or a late
     /// request may add it; empty if there is none.
     pub(crate) queue_entry: Box<str>,
+    /// As [`Grant::is_token_in_fence`].
+    pub(crate) is_token_in_fence: bool,
     /// Nodes that may hold the lock.
     may_hold: Mutex<NodeSet>,
     /// What each node has confirmed. Only backends look inside.
@@ -117,6 +119,7 @@ impl Lease {
             held_since,
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
             queue_entry: grant.queue_entry.into(),
+            is_token_in_fence: grant.is_token_in_fence,
             may_hold: Mutex::new(grant.may_hold),
             node_deadlines: Mutex::new(grant.node_deadlines),
             end: Mutex::new(None),
@@ -127,7 +130,8 @@ impl Lease {
     /// The lease of the next holder in this process, which begins at `now`, in place of this one.
     pub(crate) fn successor(&self, release_in_background: bool, now: Moment) -> Lease {
         let grant = self.granted_until(self.node_deadlines.lock().clone());
-        let grant = Grant { token: FencingToken(self.claim.token + 1), ..grant };
+        let token = FencingToken(self.claim.token + 1);
+        let grant = Grant { token, is_token_in_fence: false, ..grant };
         let mut lease = Lease::new(self.claim.clone(), grant, now);
         lease.is_handed_over = true;
         lease.is_released_in_background = release_in_background;
@@ -147,6 +151,7 @@ impl Lease {
             in_flight: self.in_flight,
             may_hold: self.may_hold(),
             queue_entry: self.queue_entry.to_string(),
+            is_token_in_fence: self.is_token_in_fence,
         }
     }
 

@@ -39,6 +39,7 @@ fn lease(ttl: Duration, deadline: Moment) -> Arc<Lease> {
         in_flight,
         may_hold,
         queue_entry: String::new(),
+        is_token_in_fence: false,
     };
     Arc::new(Lease::new(claim(ttl), grant, long_ago))
 }

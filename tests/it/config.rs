@@ -250,7 +250,8 @@ fn locks_differ_by_prefix_and_by_database() {
         two.try_lock("x").unwrap(),
         other_database.try_lock("x").unwrap(),
     ];
-    assert_eq!(server.query::<i64>(&["DBSIZE"]), 4);
+    // Two locks, their tokens and the fence.
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 5);
     assert!(guards.iter().all(|guard| guard.is_held()));
     let waiting = spawn_call(&other_database, "x", |mgr, name| mgr.lock(name).unwrap());
     eventually("the thread waits", TEST_TIMEOUT, || {

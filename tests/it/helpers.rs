@@ -12,7 +12,7 @@ use distlock::{Config, LockGuard, RedisMgr};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{FaultProxy, RedisServer, TEST_TIMEOUT, Watchdog, eventually};
+use crate::support::{FaultProxy, Monitor, RedisServer, TEST_TIMEOUT, Watchdog, eventually};
 
 pub(crate) use crate::shared_helpers::*;
 
@@ -27,6 +27,15 @@ pub(crate) fn await_check_of_fence(server: &RedisServer, guard: &LockGuard) {
         let (seconds, _): (u64, u64) = server.query(&["TIME"]);
         tens(seconds * 1_000_000) > tens(guard.fencing_token().into())
     });
+}
+
+/// Number of recorded requests that ask for a mutex without joining its queue, or release it.
+pub(crate) fn tries(commands: &Monitor) -> usize {
+    let queues = |line: &str| ["\"join\"", "\"look\""].iter().any(|mode| line.contains(mode));
+    let is_try = |line: &&String| {
+        line.contains("\"EVALSHA\"") && line.contains("\"distlock:queue:") && !queues(line)
+    };
+    commands.lines().iter().filter(is_try).count()
 }
 
 /// A configuration for servers that do not reply.

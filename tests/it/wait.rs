@@ -17,7 +17,7 @@ use crate::{
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_queue_length, completes_within,
         config_long_timeouts, config_short_timeout, expect_loss, get, manager, pttl, queue_key,
-        queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter, timed, with_ttl,
+        queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter, timed, tries, with_ttl,
     },
     support::{Fault, FaultProxy, Monitor, RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -227,7 +227,7 @@ fn waiters_poll_if_subscribing_is_forbidden() {
     let guard = mgr.lock("x").unwrap();
     let commands = server.monitor();
     let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
-    eventually("three polls", TEST_TIMEOUT, || commands.count("\"try\"") >= 3);
+    eventually("three polls", TEST_TIMEOUT, || tries(&commands) >= 3);
     assert_eq!(queue_length(&server, "x"), 0);
     guard.release().unwrap().unwrap_released();
     completes_within(CALL_LIMIT, "the wait", || waiting.join().unwrap())
@@ -258,7 +258,7 @@ fn polling_waiters_all_report_an_unreachable_server() {
         })
         .collect();
     let commands = server.monitor();
-    eventually("one waiter polls for all", TEST_TIMEOUT, || commands.count("\"try\"") >= 12);
+    eventually("one waiter polls for all", TEST_TIMEOUT, || tries(&commands) >= 12);
     drop(commands);
     server.kill();
     for nth in 0..waiting.len() {

@@ -171,9 +171,10 @@ impl Pair {
         let each = self.pick(&["0", "2", "100"]);
         let ttl = self.pick(&["20000", "40000"]);
         let args = match script {
-            Script::Acquire => vec![id, ttl, mode, &entry, late, heal, ahead, "3620000"],
+            Script::Acquire if self.rng.bool() => vec![id, ttl, late, heal, "3620000"],
+            Script::Acquire => vec![id, ttl, late, heal, mode, &entry, ahead, "3620000"],
             Script::Release if self.rng.bool() => {
-                vec![id, self.pick(&["1700000000000000", "1800000000000000"])]
+                vec![id, self.pick(&["", "1700000000000000", "1800000000000000"])]
             }
             Script::Release if self.rng.bool() => vec![id, "", ""],
             Script::Release => vec![id, &entry, if self.rng.bool() { "" } else { late }],
@@ -182,7 +183,7 @@ impl Pair {
             Script::AcquireGroup => {
                 let decided = [ahead, self.pick(&["0", "1"])];
                 let mode = self.pick(&[mode, mode, mode, "downgrade"]);
-                [&[id, ttl, mode, &entry, late, heal], &self.membership()[..], &decided].concat()
+                [&[id, ttl, late, heal, mode, &entry], &self.membership()[..], &decided].concat()
             }
             Script::ReleaseGroup if self.rng.bool() => {
                 vec![id, "", "", self.pick(&["1", "2", "-1"])]
@@ -273,7 +274,8 @@ impl Pair {
             };
             self.put(key, data);
         }
-        let token = if self.rng.u32(..4) == 0 { "1800000000000000" } else { "1700000000000000" };
+        let token = ["", "1800000000000000", "1700000000000000", "1700000000000000"];
+        let token = token[self.rng.usize(..4)];
         let keys = [&KEYS[..3], &KEYS[6..7]].concat();
         let args = ["1", "one", token, "1"];
         words(&[&["EVAL", Script::Release.text(), "4"], &keys[..], &args].concat())

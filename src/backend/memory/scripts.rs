@@ -175,18 +175,23 @@ impl Call<'_> {
     }
 
     fn acquire(mut self) -> StoreResult<Value> {
-        let (nonce, id, ttl, mode, entry) =
-            (self.arg(0), self.arg(1), number(self.arg(2)), self.arg(3), self.arg(4));
-        let (not_after, token_min) = (self.arg(5), self.arg(7));
+        let is_short = self.args.len() == 7;
+        let (nonce, id, ttl, not_after) =
+            (self.arg(0), self.arg(1), number(self.arg(2)), self.arg(3));
+        let [mode, entry, token_min]: [&[u8]; 3] =
+            if is_short { [b"try", b"", b""] } else { [5, 6, 7].map(|at| self.arg(at)) };
         let is_heard = mode == b"join-heard";
         let mode = if is_heard { b"join" } else { mode };
-        let token_ttl = number(self.arg(8));
+        let token_ttl = number(self.arg(if is_short { 5 } else { 8 }));
         let (lock, queue, token_key) = (self.key(0), self.key(1), self.key(2));
         let now = self.clock();
         if *now > *not_after {
             return reply_line(&[nonce, b"late", &now]);
         }
         let token_from = token_min.max(&now);
+        if is_short && self.acquire_and_raise_fence(&now, ttl, token_ttl)? {
+            return reply_line(&[nonce, b"fenced", &now]);
+        }
         let holder = self.db.get(lock);
         if is_wrong_type(&holder) {
             if mode == b"leave" {

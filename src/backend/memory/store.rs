@@ -107,6 +107,11 @@ impl Access<'_> {
     }
 
     /// `GET key`
+    /// Whether any of these keys exists.
+    pub(super) fn exists(&mut self, keys: &[&[u8]]) -> bool {
+        keys.iter().any(|key| self.live_entry(key).is_some())
+    }
+
     pub(super) fn get(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
         match self.live_entry(key) {
             None => Ok(None),

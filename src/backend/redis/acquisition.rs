@@ -125,7 +125,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             mode,
             queue_entry: &queue_entry,
             repair_ttl_ms: self.request.repair_ttl_ms,
-            token_min: 0,
+            token_min: None,
             is_token_decided: false,
         };
         let heard = self.server.heard_subscription();
@@ -153,7 +153,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
         result
     }
 
-    fn on_held(&mut self, sent: Moment, token: u64) -> Answer {
+    fn on_held(&mut self, sent: Moment, token: u64, is_token_in_fence: bool) -> Answer {
         self.may_hold = true;
         let grant = self.grant(token, sent, self.request.claim.ttl);
         if grant.deadline() <= clock::now() {
@@ -163,7 +163,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             return Answer::Failed(BackendError::Node(late));
         }
         self.may_be_queued = false;
-        Answer::Granted(Grant { queue_entry: self.entry_left(), ..grant })
+        Answer::Granted(Grant { queue_entry: self.entry_left(), is_token_in_fence, ..grant })
     }
 
     fn grant(&self, token: u64, since: Moment, ttl: Duration) -> Grant {
@@ -194,7 +194,9 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
             Err(failure) => return Answer::Failed(BackendError::Node(failure)),
         };
         let (holder, next) = match reply {
-            AcquireReply::Held { token, .. } => return self.on_held(sent, token),
+            AcquireReply::Held { token, is_token_in_fence, .. } => {
+                return self.on_held(sent, token, is_token_in_fence);
+            }
             AcquireReply::WrongType => return Answer::WrongType,
             AcquireReply::Late { .. } => {
                 let expired = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };

@@ -159,6 +159,7 @@ impl<'a> ReleaseAttempts<'a> {
         let request = Release {
             keep_ms: lease.residue(NodeSet::single(0)).keep_ms(now),
             left_free_ms: u64::try_from(left_free.as_millis()).unwrap_or(0),
+            is_token_in_fence: lease.is_token_in_fence,
             ..Release::of_claim(claim, &lease.queue_entry)
         };
         ReleaseAttempts::new(request, was_held)

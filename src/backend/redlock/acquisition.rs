@@ -154,7 +154,7 @@ impl<'a> QuorumAcquisition<'a> {
             mode: if node == queue_node { mode } else { AcquireMode::Try },
             queue_entry: if node == queue_node { &queue_entry } else { "" },
             repair_ttl_ms: request.repair_ttl_ms,
-            token_min,
+            token_min: Some(token_min),
             is_token_decided: token_known.contains(node),
         };
         let vote_of = |node: usize, exchange: &Exchange<AcquireReply>| {
@@ -342,6 +342,7 @@ impl<'a> QuorumAcquisition<'a> {
             in_flight: self.footprint.in_flight,
             may_hold: self.footprint.may_hold,
             queue_entry: if may_be_left { self.request.queue_entry() } else { String::new() },
+            is_token_in_fence: false,
         }
     }
 }

@@ -29,6 +29,7 @@ fn lease(deadline: u64) -> Lease {
         in_flight: late,
         may_hold: nodes,
         queue_entry: String::new(),
+        is_token_in_fence: false,
     };
     Lease::new(claim, grant, at(0))
 }

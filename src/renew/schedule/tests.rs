@@ -35,6 +35,7 @@ pub(in crate::renew) fn lease(ttl_ms: u64, deadline_ms: u64) -> Arc<Lease> {
         in_flight: late,
         may_hold: nodes,
         queue_entry: String::new(),
+        is_token_in_fence: false,
     };
     Arc::new(Lease::new(claim, grant, at(0)))
 }

@@ -88,7 +88,7 @@ fn check_reply(reply: &Value) -> u64 {
         mode: AcquireMode::Poll,
         queue_entry: "w",
         repair_ttl_ms: 60,
-        token_min: 0,
+        token_min: None,
         is_token_decided: false,
     };
     let acquired = taken(&acquire, reply).map(|answer| {

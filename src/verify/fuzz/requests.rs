@@ -39,7 +39,7 @@ fn names_never_change_the_command() {
             mode: AcquireMode::Enqueue,
             queue_entry: name,
             repair_ttl_ms: 0,
-            token_min: 9,
+            token_min: Some(9),
             is_token_decided: false,
         };
         for by in [ScriptRef::HASH, ScriptRef::SOURCE] {
@@ -49,7 +49,7 @@ fn names_never_change_the_command() {
                 (&said[3][..], &said[8][..]),
                 ([prefix, name].concat().as_bytes(), id.as_bytes())
             );
-            assert_eq!(&said[11][..], name.as_bytes());
+            assert_eq!(&said[13][..], name.as_bytes());
             let release = Release::new(LockKind::Mutex, &key, id.as_bytes());
             let release = words(&Release { queue_entry: name, expires: true, ..release }, by);
             assert_eq!((release.len(), &release[3..7]), (12, &said[3..7]));

@@ -44,7 +44,7 @@ fn abandoned_acquire_that_arrives_late_takes_nothing() {
     assert!(mgr.try_lock("x").unwrap_err().is_unavailable());
     let commands = server.monitor();
     late.release();
-    assert!(commands.wait_for("\"try\"").contains(LOCK));
+    assert!(commands.wait_for("distlock:queue").contains(LOCK));
     server.cli(&["ECHO", "all was recorded"]);
     commands.wait_for("all was recorded");
     let taken = commands
@@ -86,7 +86,7 @@ fn late_request_does_not_shorten_the_lease() {
     let guard = mgr.lock_with("x", &with_ttl(600 * SECOND).renew(false)).unwrap();
     let (queue, token, far) = (queue_key("x"), token_key("x"), "9999999999999999");
     let keys = [LOCK, &queue, &token, FENCE];
-    let args = ["7", guard.id().as_str(), "1000", "look", "1000 nowhere x", far, "1"];
+    let args = ["7", guard.id().as_str(), "1000", far, "1", "look", "1000 nowhere x"];
     let last = ["0000000000000000", "3601000", "1"];
     let held: String =
         server.query(&[&["EVAL", Script::Acquire.text(), "4"][..], &keys, &args, &last].concat());

@@ -4,7 +4,7 @@ use distlock::{LockGuard, RedisMgr};
 
 use crate::{
     helpers::{
-        SECOND, UnwrapReleased, await_gone, config_long_timeouts, config_medium_timeout,
+        FENCE, SECOND, UnwrapReleased, await_gone, config_long_timeouts, config_medium_timeout,
         config_short_timeout, get, server_behind_proxy, spawn_call, spawn_queued_waiter, token_key,
         with_ttl,
     },
@@ -40,7 +40,7 @@ fn acquire_with_a_lost_reply_finds_its_lock_again() {
             Some(guard.fencing_token().to_string()),
             "{fault:?}"
         );
-        assert_eq!(server.keys(), [token_key("x"), LOCK.to_owned()]);
+        assert_eq!(server.keys(), [FENCE, &token_key("x"), LOCK]);
         drop(guard);
     }
 }

@@ -318,7 +318,7 @@ fn ask_again(server: &RedisServer, id: &str, token_min: u64, decided: &str) -> u
     let hash = acquire_hash(server);
     let mut words = vec!["EVALSHA", &hash, "5"];
     words.extend(keys.iter().map(String::as_str));
-    words.extend(["7", id, "30000", "try", "", "9999999999999999", "0"]);
+    words.extend(["7", id, "30000", "9999999999999999", "0", "try", ""]);
     words.extend(["distlock:read", "0", "1", &token_min, decided, "1"]);
     let reply: String = server.query(&words);
     let fields: Vec<_> = reply.split(' ').collect();

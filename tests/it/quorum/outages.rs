@@ -130,7 +130,7 @@ fn calls_do_not_wait_behind_the_probe_for_their_lock() {
     drop(mgr.lock("x").unwrap());
     let _resets = proxy.on_request(contains("lock:x"), Fault::ResetBeforeRequest).times(2);
     assert!(mgr.try_lock_for("x", HOUR).unwrap_err().is_unavailable());
-    let held_back = proxy.on_request(contains("try"), Fault::HoldRequest);
+    let held_back = proxy.on_request(contains("distlock:queue"), Fault::HoldRequest);
     let mut calls = Vec::new();
     eventually("a call is the probe", TEST_TIMEOUT, || {
         calls.push(spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, HOUR).map(drop)));

@@ -52,7 +52,7 @@ impl Recorder {
         self.script(
             Script::Acquire,
             name,
-            &[id, "30000", mode, &entry, never, "1", from, "3630000"],
+            &[id, "30000", never, "1", mode, &entry, from, "3630000"],
         )
     }
 
@@ -127,7 +127,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
         ("replies/no-such-command", client.request(&["NO", "SUCH", "COMMAND"])),
     ];
     let past = "0000000000000000";
-    let expired = [ID, "30000", "try", "", past, "1", past, "3630000"];
+    let expired = [ID, "30000", past, "1", "try", "", past, "3630000"];
     files.push(("replies/late", client.script(Script::Acquire, "a", &expired)));
     let queries = [&["INFO", "server"][..], &["INFO", "replication"]];
     let introduction: Vec<u8> =

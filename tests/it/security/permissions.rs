@@ -8,7 +8,7 @@ use crate::{
     helpers::{
         CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_queue_length, completes_within,
         config_long_timeouts, config_short_timeout, expect_loss, is_renewal, manager, queue_length,
-        spawn_call, spawn_queued_waiter, with_ttl,
+        spawn_call, spawn_queued_waiter, tries, with_ttl,
     },
     support::{Fault, FaultProxy, RedisServer, TEST_TIMEOUT, contains, eventually},
 };
@@ -102,10 +102,9 @@ pub(crate) fn run_all(
         return Err(("wait", timed_out.into()));
     }
     let commands = server.monitor();
-    let requests = |mode: &str| commands.lines().iter().filter(|line| line.contains(mode)).count();
     let waiting = spawn_call(mgr, "x", |mgr, name| mgr.try_lock_for(name, TEST_TIMEOUT));
     eventually("it polls, queued or not, or fails", TEST_TIMEOUT, || {
-        waiting.is_finished() || requests("\"look\"") >= 1 || requests("\"try\"") >= 3
+        waiting.is_finished() || commands.count("\"look\"") >= 1 || tries(&commands) >= 3
     });
     guard.release().map_err(step("release"))?.unwrap_released();
     let next = waiting.join().unwrap().map_err(step("handover"))?;

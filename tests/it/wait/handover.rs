@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 
 use crate::{
     helpers::{
-        Defer, FENCE, SECOND, UnwrapReleased, await_queue_length, config_long_timeouts,
-        expect_loss, get, manager, pttl, queue_key, queue_length, spawn_call, spawn_queued_waiter,
-        token_key, with_ttl,
+        Defer, FENCE, SECOND, UnwrapReleased, await_queue_length, completes_within,
+        config_long_timeouts, expect_loss, get, manager, pttl, queue_key, queue_length, spawn_call,
+        spawn_queued_waiter, token_key, with_ttl,
     },
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
@@ -314,6 +314,34 @@ fn tokens_used_inside_a_process_are_exceeded() {
     });
     let last = last.into_inner();
     assert!(last < ahead + 10_000, "more tokens are used than there were locks: {}", last - ahead);
+}
+
+/// Only the token of the grant is in the fence when a lock is released.
+///
+/// Fault: F50
+/// Promise: P3
+#[test]
+fn last_token_of_a_process_is_in_the_fence() {
+    let server = RedisServer::start();
+    let mgr = RedisMgr::new(config_long_window(&server)).unwrap();
+    let guard = mgr.lock("x").unwrap();
+    let token = guard.fencing_token().as_u64();
+    assert_eq!(get(&server, FENCE), Some(token.to_string()));
+    let waiting = spawn_call(&mgr, "x", |mgr, name| mgr.lock(name).unwrap());
+    eventually("the thread waits", TEST_TIMEOUT, || is_waiting(&mgr));
+    drop(guard);
+    let next = completes_within(TEST_TIMEOUT, "the hand-over", || waiting.join().unwrap());
+    assert_eq!(next.fencing_token().as_u64(), token + 1, "the server gave it the lock");
+    next.release().unwrap().unwrap_released();
+    assert_eq!(get(&server, FENCE), Some((token + 1).to_string()));
+
+    let guard = mgr.lock("x").unwrap();
+    let waiting = spawn_queued_waiter(&server, &manager(&server), "x");
+    guard.release().unwrap().unwrap_released();
+    let next = completes_within(TEST_TIMEOUT, "the hand-over", || waiting.join().unwrap().unwrap());
+    let token = next.fencing_token();
+    next.release().unwrap().unwrap_released();
+    assert_eq!(get(&server, FENCE), Some(token.to_string()));
 }
 
 /// Whether another thread waits in this process. It need not be at the server.

@@ -10,7 +10,7 @@ use crate::{
     helpers::{
         CALL_LIMIT, SECOND, UnwrapReleased, await_gone, await_queue_length, capture_log,
         completes_within, config_long_timeouts, expect_loss, in_own_process, manager, queue_key,
-        server_behind_proxy, spawn_call, spawn_queued_waiter, timed, with_ttl,
+        server_behind_proxy, spawn_call, spawn_queued_waiter, timed, tries, with_ttl,
     },
     support::{
         ArmedFault, Fault, FaultProxy, Monitor, RedisServer, TEST_TIMEOUT, command, contains,
@@ -197,8 +197,7 @@ fn useless_subscription_is_retried_with_growing_delay() {
     let commands = server.monitor();
     let ((waiting, subscribed), span) = timed(|| {
         let waiting = spawn_call(&mgr, "x", RedisMgr::lock);
-        let tries = || commands.lines().iter().filter(|line| line.contains("\"try\"")).count();
-        eventually("it polls", TEST_TIMEOUT, || tries() >= 80);
+        eventually("it polls", TEST_TIMEOUT, || tries(&commands) >= 80);
         (waiting, server.calls("subscribe"))
     });
     // Delays begin at 20 ms and double up to 10 s.

@@ -152,8 +152,30 @@ impl<'a> Call<'a> {
         self.db.del(&[lock, key])
     }
 
+    /// Acquires a lock that is free and has neither queue nor token, and raises the fence to its
+    /// token, the time. Returns whether it did.
+    pub(super) fn acquire_and_raise_fence(
+        &mut self,
+        now: &[u8],
+        ttl: u64,
+        token_ttl: u64,
+    ) -> StoreResult<bool> {
+        let (lock, queue, key, fence) = (self.key(0), self.key(1), self.key(2), self.key(3));
+        if self.db.exists(&[lock, queue, key]) {
+            return Ok(false);
+        }
+        let last = self.db.set_get(fence, now, None)?;
+        if let Some(last) = last.filter(|last| **last >= *now) {
+            self.db.set(fence, &last, None)?;
+            return Ok(false);
+        }
+        self.db.set(key, now, Some(token_ttl))?;
+        self.db.set(lock, self.arg(1), Some(ttl))?;
+        Ok(true)
+    }
+
     /// Deletes a lock of which the holder has sent the token, if nobody waits and this raises the
-    /// fence. Returns whether it did.
+    /// fence; the token is empty if the fence has it. Returns whether it did.
     pub(super) fn free_with_token(&mut self, token: &[u8]) -> StoreResult<bool> {
         let (lock, queue, key, fence) = (self.key(0), self.key(1), self.key(2), self.key(3));
         if !matches!(self.db.llen(queue), Ok(0)) {
@@ -161,6 +183,10 @@ impl<'a> Call<'a> {
         }
         // Has no effect, but a server that is out of memory permits `set` after it.
         self.db.lpop(queue)?;
+        if token.is_empty() {
+            self.db.del(&[lock, key])?;
+            return Ok(true);
+        }
         match self.db.get(fence) {
             Ok(last) if last.as_deref().is_none_or(|last| last < token) => {
                 self.db.set(fence, token, None)?;
@@ -188,7 +214,7 @@ impl<'a> Call<'a> {
 
     /// Returns the time left of the holder of a mutex, whose key gets an expiry if it has none.
     pub(super) fn time_left(&mut self) -> StoreResult<i64> {
-        let (lock, repair) = (self.key(0), number(self.arg(6)));
+        let (lock, repair) = (self.key(0), number(self.arg(4)));
         let left = self.db.pttl(lock);
         if left != -1 || repair == 0 {
             return Ok(left);
@@ -207,7 +233,7 @@ impl<'a> Call<'a> {
         is_heard: bool,
         is_start: impl Fn(&[u8]) -> bool,
     ) -> StoreResult<Value> {
-        let (nonce, mode, entry, queue) = (self.arg(0), self.arg(3), self.arg(4), self.key(1));
+        let (nonce, mode, entry, queue) = (self.arg(0), self.arg(5), self.arg(6), self.key(1));
         let position = if mode == b"look" { self.db.lpos(queue, entry)? } else { None };
         let (position, mut state) = match position {
             Some(position) => (position, 0),

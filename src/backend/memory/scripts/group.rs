@@ -209,8 +209,8 @@ impl<'a> GroupCall<'a> {
     pub(super) fn acquire(mut self) -> StoreResult<Value> {
         let call = &self.call;
         let (nonce, id, ttl, mode, entry) =
-            (call.arg(0), call.arg(1), number(call.arg(2)), call.arg(3), call.arg(4));
-        let (not_after, repair) = (call.arg(5), number(call.arg(6)));
+            (call.arg(0), call.arg(1), number(call.arg(2)), call.arg(5), call.arg(6));
+        let (not_after, repair) = (call.arg(3), number(call.arg(4)));
         let group = Some(call.arg(7)).filter(|group| !group.is_empty());
         let (limit, needed) = (count(call.arg(8)), count(call.arg(9)));
         let (token_min, is_token_decided) = (call.arg(10), call.arg(11) == b"1");

@@ -48,8 +48,9 @@ pub(crate) struct Acquire<'a> {
     pub(crate) queue_entry: &'a str,
     /// TTL to set if the current holder's key has lost its TTL; 0 to leave the key alone.
     pub(crate) repair_ttl_ms: u64,
-    /// Minimum fencing token. If the server's next token would be smaller, it uses this one.
-    pub(crate) token_min: u64,
+    /// Minimum fencing token. If the server's next token would be smaller, it uses this one. `None`
+    /// if the server decides alone.
+    pub(crate) token_min: Option<u64>,
     /// `token_min` is not below the token that the server gave this claim last. Then a member of a
     /// group needs no larger one, although later members have got larger ones since.
     pub(crate) is_token_decided: bool,
@@ -60,6 +61,8 @@ pub(crate) enum AcquireReply {
     Held {
         now_us: u64,
         token: u64,
+        /// The fence has risen to the token already.
+        is_token_in_fence: bool,
     },
     Busy {
         now_us: u64,
@@ -109,9 +112,16 @@ impl<'a> Acquire<'a> {
             mode: AcquireMode::Downgrade,
             queue_entry: "",
             repair_ttl_ms: 0,
-            token_min: writer.token().0,
+            token_min: Some(writer.token().0),
             is_token_decided: true,
         }
+    }
+
+    /// Whether the request leaves out what only waiters, and servers that must agree, need. The
+    /// script sees that by the number of arguments.
+    fn is_short(&self) -> bool {
+        let is_mutex = self.kind == LockKind::Mutex;
+        is_mutex && self.mode == AcquireMode::Try && self.token_min.is_none()
     }
 
     /// Appends the arguments that requests of all kinds begin with.
@@ -119,6 +129,11 @@ impl<'a> Acquire<'a> {
         write_number(out, nonce);
         write_bulk(out, &[self.id.as_bytes()]);
         write_number(out, self.ttl_ms);
+        write_micros(out, not_after_us);
+        write_number(out, self.repair_ttl_ms);
+    }
+
+    fn write_mode(&self, out: &mut Vec<u8>) {
         let mode: &[u8] = match self.mode {
             AcquireMode::Try => b"try",
             AcquireMode::Enqueue => b"join",
@@ -129,8 +144,6 @@ impl<'a> Acquire<'a> {
         };
         write_bulk(out, &[mode]);
         write_bulk(out, &[self.queue_entry.as_bytes()]);
-        write_micros(out, not_after_us);
-        write_number(out, self.repair_ttl_ms);
     }
 }
 
@@ -157,22 +170,27 @@ impl Request for Acquire<'_> {
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
         if self.kind == LockKind::Mutex {
-            mutex::ACQUIRE.write_header(by, 4, 9, out);
+            let count = if self.is_short() { 6 } else { 9 };
+            mutex::ACQUIRE.write_header(by, 4, count, out);
             write_lock_keys(out, self.key);
             write_bulk(out, &self.key.fence_key().map(str::as_bytes));
             self.write_head(nonce, not_after_us, out);
-            write_micros(out, self.token_min);
+            if !self.is_short() {
+                self.write_mode(out);
+                write_micros(out, self.token_min.unwrap_or(0));
+            }
             write_number(out, token_ttl_ms(self.ttl_ms));
         } else {
             group::ACQUIRE.write_header(by, 5, 12, out);
             write_keys(out, self.key);
             self.write_head(nonce, not_after_us, out);
+            self.write_mode(out);
             let Membership { group, limit, count } =
                 self.kind.membership().unwrap_or(Membership { group: "", limit: 0, count: 1 });
             write_bulk(out, &[group.as_bytes()]);
             write_number(out, limit.into());
             write_number(out, count.into());
-            write_micros(out, self.token_min);
+            write_micros(out, self.token_min.unwrap_or(0));
             write_number(out, self.is_token_decided.into());
         }
         write_version(out);
@@ -184,7 +202,11 @@ impl Request for Acquire<'_> {
         let now_us = rest.clock()?;
         Some(match tag {
             "held" => {
-                AcquireReply::Held { now_us, token: rest.lua_integer().filter(|token| *token > 0)? }
+                let token = rest.lua_integer().filter(|token| *token > 0)?;
+                AcquireReply::Held { now_us, token, is_token_in_fence: false }
+            }
+            "fenced" if now_us > 0 && self.is_short() => {
+                AcquireReply::Held { now_us, token: now_us, is_token_in_fence: true }
             }
             "busy" => AcquireReply::Busy { now_us, holder: rest.holder(now_us)? },
             "queued" => {

@@ -38,6 +38,8 @@ pub(crate) struct Release<'a> {
     pub(crate) left_free_ms: u64,
     /// Fencing token of the hold, or 0 if it is not known. The script then reads it.
     pub(crate) token: u64,
+    /// The fence has risen to the token already.
+    pub(crate) is_token_in_fence: bool,
     /// For how many milliseconds the lock stays taken, because its period has not ended; 0 frees
     /// it.
     pub(crate) keep_ms: u64,
@@ -72,8 +74,17 @@ impl ReleaseReply {
 impl<'a> Release<'a> {
     /// A release that frees a lock, of whose holder nothing else is known.
     pub(crate) fn new(kind: LockKind, key: &'a LockKey, id: &'a [u8]) -> Release<'a> {
-        let (queue_entry, expires, left_free_ms, token, keep_ms) = ("", false, 0, 0, 0);
-        Release { kind, key, id, queue_entry, expires, left_free_ms, token, keep_ms }
+        Release {
+            kind,
+            key,
+            id,
+            queue_entry: "",
+            expires: false,
+            left_free_ms: 0,
+            token: 0,
+            is_token_in_fence: false,
+            keep_ms: 0,
+        }
     }
 
     /// The release of the lock of a claim, and of its queue entry unless that is empty.
@@ -99,7 +110,11 @@ impl<'a> Release<'a> {
         if is_usual {
             write_number(out, nonce);
             write_bulk(out, &[self.id]);
-            write_micros(out, self.token);
+            if self.is_token_in_fence {
+                write_bulk(out, &[]);
+            } else {
+                write_micros(out, self.token);
+            }
         } else {
             self.write_head(nonce, not_after_us, out);
         }

@@ -22,7 +22,7 @@ fn acquire(key: &LockKey) -> Acquire<'_> {
         mode: AcquireMode::Try,
         queue_entry: "",
         repair_ttl_ms: 60,
-        token_min: 0,
+        token_min: None,
         is_token_decided: false,
     }
 }
@@ -38,10 +38,14 @@ fn request_is_one_well_formed_command() {
     ]
     .map(str::to_owned);
     let not_after = "0000000000000007";
-    assert_eq!(
-        script_arguments(&acquire(&key), &keys),
-        ["me", "10", "try", "", not_after, "60", "0000000000000000", "3600010"]
-    );
+    assert_eq!(script_arguments(&acquire(&key), &keys), ["me", "10", not_after, "60", "3600010"]);
+    let head = ["me", "10", not_after, "60"];
+    let request = Acquire { mode: AcquireMode::Enqueue, queue_entry: "w", ..acquire(&key) };
+    let rest = ["join", "w", "0000000000000000", "3600010"];
+    assert_eq!(script_arguments(&request, &keys), [&head[..], &rest].concat());
+    let request = Acquire { token_min: Some(5), ..acquire(&key) };
+    let rest = ["try", "", "0000000000000005", "3600010"];
+    assert_eq!(script_arguments(&request, &keys), [&head[..], &rest].concat());
     let release = |expires| Release {
         queue_entry: "w",
         expires,
@@ -53,6 +57,8 @@ fn request_is_one_well_formed_command() {
     assert_eq!(script_arguments(&left_free, &keys), ["me", "w", "", "7"]);
     let usual = Release { queue_entry: "", token: 5, ..release(false) };
     assert_eq!(script_arguments(&usual, &keys), ["me", "0000000000000005"]);
+    let short = Release { is_token_in_fence: true, ..usual };
+    assert_eq!(script_arguments(&short, &keys), ["me", ""]);
     for unusual in [
         Release { queue_entry: "w", ..usual },
         Release { expires: true, ..usual },
@@ -76,8 +82,12 @@ fn reply_with_other_nonce_is_rejected() {
     let key = LockKey::new("", "x").unwrap();
     assert_eq!(
         acquire(&key).decode(9, text("9 held 5 6")),
-        Some(AcquireReply::Held { now_us: 5, token: 6 })
+        Some(AcquireReply::Held { now_us: 5, token: 6, is_token_in_fence: false })
     );
+    let fenced = AcquireReply::Held { now_us: 5, token: 5, is_token_in_fence: true };
+    assert_eq!(acquire(&key).decode(9, text("9 fenced 5")), Some(fenced));
+    let several_nodes = Acquire { token_min: Some(5), ..acquire(&key) };
+    assert_eq!(several_nodes.decode(9, text("9 fenced 5")), None);
     assert_eq!(acquire(&key).decode(9, text("8 held 5 6")), None);
     assert_eq!(acquire(&key).decode(9, text("held 5 6")), None);
     assert_eq!(acquire(&key).decode(9, Value::Okay), None);

@@ -62,7 +62,7 @@ impl QuorumRenewals {
             mode: AcquireMode::Try,
             queue_entry: "",
             repair_ttl_ms: 0,
-            token_min: lease.token().0,
+            token_min: Some(lease.token().0),
             is_token_decided: false,
         };
         let round = BroadcastOptions::awaiting_all(nodes, deadline);

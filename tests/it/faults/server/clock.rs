@@ -9,7 +9,7 @@ use crate::{
     faults::LOCK,
     helpers::{
         CALL_LIMIT, FENCE, SECOND, UnwrapReleased, await_gone, completes_within,
-        config_medium_timeout, expect_loss, get, manager, pttl, server_with_scripts,
+        config_medium_timeout, expect_loss, get, manager, pttl, queue_key, server_with_scripts,
         set_foreign_lock, spawn_queued_waiter, token_key, with_ttl,
     },
     support::{FaultProxy, RedisServer, TEST_TIMEOUT, command, eventually, off_by},
@@ -113,16 +113,58 @@ fn clock_step_between_requests_costs_no_lock() {
     }
 }
 
-/// Replaces the server's clock, which a test cannot set, by the last two arguments of the script.
-fn with_clock_arguments(script: &str) -> String {
+/// Runs a script for lock `x`, with this time in place of the server's clock, which a test cannot
+/// set.
+fn run_at(server: &RedisServer, script: Script, args: &[&str], micros: u64) -> String {
     const CLOCK: &str = "
 local server = redis
 local redis = {pcall = server.pcall, call = function(command, ...)
-  if command == 'TIME' then return {ARGV[#ARGV - 1], ARGV[#ARGV]} end
+  if command == 'TIME' then return {KEYS[5], KEYS[6]} end
   return server.call(command, ...)
 end}
 ";
-    [CLOCK, script].concat()
+    let script = [CLOCK, script.text()].concat();
+    let [seconds, rest] = [micros / 1_000_000, micros % 1_000_000].map(|part| part.to_string());
+    let (queue, token) = (queue_key("x"), token_key("x"));
+    let mut request = vec!["EVAL", &script, "6", LOCK, &queue, &token, FENCE, &seconds, &rest];
+    request.extend(args);
+    server.query(&request)
+}
+
+fn padded(micros: u64) -> String {
+    format!("{micros:016}")
+}
+
+/// Goal: the release need not raise the fence, and tokens rise nevertheless if the clock steps back
+/// afterwards.
+///
+/// Fault: F50
+/// Promise: P3
+#[test]
+fn fence_of_a_lone_server_rises_with_the_grant() {
+    let server = RedisServer::start();
+    let never = "9999999999999999";
+    let lock = |at: u64| {
+        run_at(&server, Script::Acquire, &["n", "me", "60000", never, "1", "3660000", "1"], at)
+    };
+    let release = |token: &str| run_at(&server, Script::Release, &["n", "me", token, "1"], 1);
+    let [first, later] = [1_700_000_000_000_000, 1_700_000_000_000_009];
+    assert_eq!(lock(first), format!("n fenced {first}"));
+    assert_eq!(get(&server, FENCE), Some(first.to_string()));
+    assert_eq!(release(""), "n released");
+    assert_eq!(server.keys(), [FENCE]);
+    // The clock has not advanced, or has stepped back.
+    for (round, at) in [(1, first), (2, first - 3_600_000_000)] {
+        let token = (first + round).to_string();
+        assert_eq!(lock(at), format!("n held {at} {token}"));
+        assert_eq!(get(&server, FENCE), Some((first + round - 1).to_string()));
+        assert_eq!(release(&token), "n released");
+    }
+    assert_eq!(lock(later), format!("n fenced {later}"));
+    // The reply was lost. The request that finds the lock gets the same token.
+    assert_eq!(lock(later + 1), format!("n held {} {later}", later + 1));
+    assert_eq!(release(&later.to_string()), "n released");
+    assert_eq!((get(&server, FENCE), server.keys().len()), (Some(later.to_string()), 1));
 }
 
 /// Microseconds since 1970 have 16 digits only since September 2001. A board without a battery
@@ -131,16 +173,7 @@ end}
 /// Fault: F50
 #[test]
 fn times_with_fewer_digits_are_compared_as_numbers() {
-    let [acquire, release] =
-        [Script::Acquire, Script::Release].map(|script| with_clock_arguments(script.text()));
     let server = RedisServer::start();
-    let (lock, queue, token) = ("lock:x", "distlock:queue:{lock:x}", token_key("x"));
-    let run = |script: &str, args: &[&str], micros: u64| -> String {
-        let [seconds, rest] = [micros / 1_000_000, micros % 1_000_000].map(|part| part.to_string());
-        let mut request = vec!["EVAL", script, "4", lock, queue, &token, FENCE];
-        request.extend(args.iter().copied().chain([&*seconds, &*rest]));
-        server.query(&request)
-    };
     let hour = 3_600_000_000;
     let times = [
         7,
@@ -152,15 +185,11 @@ fn times_with_fewer_digits_are_compared_as_numbers() {
     ];
     let mut last = 0;
     for (round, now) in times.into_iter().enumerate() {
-        let padded = |micros: u64| format!("{micros:016}");
         let id = format!("holder {round}");
         let lock = |not_after: u64, token_min: u64, at: u64| {
             let [not_after, token_min] = [padded(not_after), padded(token_min)];
-            run(
-                &acquire,
-                &["n", &id, "60000", "try", "", &not_after, "1", &token_min, "3660000"],
-                at,
-            )
+            let args = ["n", &id, "60000", &not_after, "1", "try", "", &token_min, "3660000", "1"];
+            run_at(&server, Script::Acquire, &args, at)
         };
         let number = |reply: &str, at: usize| {
             reply.split(' ').nth(at).and_then(|word| word.parse::<u64>().ok())
@@ -173,7 +202,10 @@ fn times_with_fewer_digits_are_compared_as_numbers() {
         assert!(token > last && token >= now, "{token} after {last} at {now}");
         let raised = lock(now + 1, now + 9, now + 1);
         assert!(number(&raised, 3).unwrap() >= now + 9, "{raised}");
-        let release = |not_after: u64| run(&release, &["n", &id, "", &padded(not_after)], now + 2);
+        let release = |not_after: u64| {
+            let args = ["n", &id, "", &padded(not_after), "1"];
+            run_at(&server, Script::Release, &args, now + 2)
+        };
         assert_eq!(release(now + 1), format!("n late {:016}", now + 2));
         assert_eq!(release(now + 2), "n released");
         // Tokens increase even if the clock does not advance.

@@ -41,12 +41,12 @@ fn requests_name_the_group_and_its_limit() {
             mode: AcquireMode::Try,
             queue_entry: "w",
             repair_ttl_ms: 60,
-            token_min: 9,
+            token_min: Some(9),
             is_token_decided: kind == LockKind::Read,
         };
         script_arguments(&request, &keys())
     };
-    let head = ["me", "10", "try", "w", "0000000000000007", "60"];
+    let head = ["me", "10", "0000000000000007", "60", "try", "w"];
     let (min, read) = ("0000000000000009", "distlock:read");
     assert_eq!(acquire(LockKind::Read), [&head[..], &[read, "0", "1", min, "1"]].concat());
     assert_eq!(acquire(LockKind::Write), [&head[..], &["", "0", "1", min, "0"]].concat());

@@ -2,10 +2,10 @@
 -- mutex/acquire.lua does. If it cannot be had, reports the holder, and joins or leaves the queue if
 -- asked to.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence, 5 members
--- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 mode, 5 queue entry "claim-ms channel id", for a group
---       "group/limit/n,claim-ms channel id", 6 not_after, in us on the server's clock,
---       7 repair TTL in ms, 8 group, or '' for the lock alone, 9 maximum number of members, 0 for
---       any, 10 number of members that this claim needs,
+-- ARGV  1 nonce, 2 id, 3 TTL in ms, 4 not_after, in us on the server's clock, 5 repair TTL in ms,
+--       6 mode, 7 queue entry "claim-ms channel id", for a group "group/limit/n,claim-ms channel
+--       id", 8 group, or '' for the lock alone, 9 maximum number of members, 0 for any,
+--       10 number of members that this claim needs,
 --       11 token_min, 16 digits: minimum token, so that several nodes grant the same one; 0 on one
 --       server, 12 1 if token_min is not below the token that this member was given here last,
 --       13 protocol version
@@ -14,7 +14,7 @@
 -- Reply as for mutex/acquire.lua; holder may be "group members member", and to a downgrade, type
 --       also means that the writer has lost its lock
 
-local entry = ARGV[5]
+local entry = ARGV[7]
 local group, limit, n = ARGV[8] ~= '' and ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 local is_queued = mode == 'look' or mode == 'leave'
 local token_min = ARGV[11]
@@ -108,10 +108,10 @@ if holder == id then
 end
 
 local left = redis.call('PTTL', KEYS[1])
-if left == -1 and ARGV[7] ~= '0' then
+if left == -1 and ARGV[5] ~= '0' then
   -- Not earlier than the last member of a group.
   local last = GROUPS[holder] and typed('ZRANGE', KEYS[5], -1, -1, 'WITHSCORES')
-  left = math.max(tonumber(ARGV[7]), last and last[2] and last[2] - in_ms(now) or 0)
+  left = math.max(tonumber(ARGV[5]), last and last[2] and last[2] - in_ms(now) or 0)
   redis.call('PEXPIRE', KEYS[1], left)
 end
 if group and holder == group and limit > 0 then

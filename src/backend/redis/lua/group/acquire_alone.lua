@@ -3,9 +3,9 @@
 -- ARGV  as for group/acquire.lua
 -- Reply as for group/acquire.lua
 
-local nonce, id, ttl, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local nonce, id, ttl, mode = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[6]
 local now = clock()
-if now > ARGV[6] then return nonce .. ' late ' .. now end
+if now > ARGV[4] then return nonce .. ' late ' .. now end
 -- how much longer than its lock a token key is kept, as in notify.lua
 local token_ttl = ttl + 3600000
 local from = now > ARGV[11] and now or ARGV[11]

@@ -7,7 +7,7 @@
 local function take()
   -- A waiter that acquires the lock leaves the queue.
   if mode == 'look' or mode == 'leave' then redis.call('LREM', KEYS[2], 0, entry) end
-  local token = next_token(from, ARGV[9])
+  local token = next_token(from, token_ttl)
   redis.call('SET', KEYS[1], id, 'PX', ttl)
   return nonce .. ' held ' .. now .. ' ' .. token
 end
@@ -36,22 +36,22 @@ if holder == id then
   -- Never shorten the TTL, because this may be a delayed request with an older, shorter TTL.
   if redis.call('PTTL', KEYS[1]) < tonumber(ttl) then
     redis.call('PEXPIRE', KEYS[1], ttl)
-    redis.call('PEXPIRE', KEYS[3], ARGV[9])
+    redis.call('PEXPIRE', KEYS[3], token_ttl)
   end
   if not token or not is_token(token) then
-    token = next_token(from, ARGV[9])
-  elseif token < ARGV[8] then
+    token = next_token(from, token_ttl)
+  elseif token < token_min then
     -- Exactly this one, even if the fence has risen since: all nodes must store the same token.
-    token = ARGV[8]
-    redis.call('SET', KEYS[3], token, 'PX', ARGV[9])
+    token = token_min
+    redis.call('SET', KEYS[3], token, 'PX', token_ttl)
   end
   return nonce .. ' held ' .. now .. ' ' .. token
 end
 
 local left = redis.call('PTTL', is_left_free and KEYS[3] or KEYS[1])
-if left == -1 and ARGV[7] ~= '0' then
-  redis.call('PEXPIRE', KEYS[1], ARGV[7])
-  left = ARGV[7]
+if left == -1 and ARGV[5] ~= '0' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[5])
+  left = ARGV[5]
 end
 
 if mode == 'join' or mode == 'look' then

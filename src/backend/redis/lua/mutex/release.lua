@@ -1,7 +1,8 @@
 -- Releases the lock and hands it to the next waiter, if there is one. Also removes the queue entry
 -- of a waiter that has stopped waiting.
 -- KEYS  1 lock, 2 queue, 3 token, 4 fence
--- ARGV  usually 1 nonce, 2 id, 3 token of the hold, 4 protocol version; otherwise
+-- ARGV  usually 1 nonce, 2 id, 3 token of the hold, or '' if the fence has risen to it already,
+--       4 protocol version; otherwise
 --       1 nonce, 2 id, or its first 512 bytes, 3 queue entry to remove, or '',
 --       4 not_after, in us on the server's clock, or '', last: protocol version;
 --       between them, if the lock shall be left free before the next waiter gets it: 5 for how many
@@ -25,7 +26,7 @@ if #ARGV == 4 then
   if holder == id then waiter = redis.pcall('LPOP', KEYS[2]) end
   if waiter == false then
     local token = ARGV[3]
-    local fence = redis.pcall('SET', KEYS[4], token, 'GET')
+    local fence = token ~= '' and redis.pcall('SET', KEYS[4], token, 'GET')
     if not fence or type(fence) == 'string' and fence < token then
       redis.call('DEL', KEYS[1], KEYS[3])
       return nonce .. ' released'
