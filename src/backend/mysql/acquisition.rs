@@ -111,8 +111,7 @@ impl<'a> MySqlAcquisition<'a> {
             return self.await_row(session);
         }
         let table = &self.database.table;
-        let statement =
-            session.prepare_lease(claim.ttl) + &table.try_acquire(name, id, session.read_only_off);
+        let statement = session.prepare_lease(claim.ttl) + &table.try_acquire(name, id);
         let sent = clock::now();
         let reply = session.connection.query(&statement, self.deadline()).inspect_err(|error| {
             // Its update may wait: another client can have created and locked a row that was absent
@@ -152,7 +151,7 @@ impl<'a> MySqlAcquisition<'a> {
         let table = &self.database.table;
         let is_mariadb = session.connection.is_mariadb();
         let statement = session.prepare_wait(self.request.claim_window)
-            + &table.await_row(name, id, limit, is_mariadb, session.read_only_off);
+            + &table.await_row(name, id, limit, is_mariadb);
         // The wait has no limit, so the system must close the connection soon if the path breaks.
         session.bear_silence(Duration::ZERO);
         let end = session.connection.cancel_handle().map_err(NodeError::not_sent)?;
@@ -206,21 +205,14 @@ impl<'a> MySqlAcquisition<'a> {
                     let grant = self.granted(session, sent, claim_window, token)?;
                     return Ok(Answer::Granted(Grant { provisional: true, ..grant }));
                 }
-                let renewal = session.prepare_lease(claim.ttl) + RENEW;
-                let connection = &mut session.connection;
-                let reply = connection.query(&renewal, self.deadline())?;
-                if !is_renewed(&reply, connection.id())? {
-                    return Err(unexpected(NO_TRANSACTION));
-                }
+                let lease = session.prepare_lease(claim.ttl);
+                self.renew(&mut session, &lease)?;
                 self.granted(session, now, claim.ttl, token).map(Answer::Granted)
             }
             RowResult::Unchanged if self.may_ask_again() => {
                 // Fails if the server is read-only. Otherwise a request that does not wait finds
                 // the reason: creating the row could wait for the holder of a new one.
-                let reply = session.connection.query(RENEW, self.deadline())?;
-                if !is_renewed(&reply, session.connection.id())? {
-                    return Err(unexpected(NO_TRANSACTION));
-                }
+                self.renew(&mut session, "")?;
                 self.was_busy = false;
                 session.forget_wait();
                 self.session = Some(session);
@@ -228,6 +220,15 @@ impl<'a> MySqlAcquisition<'a> {
             }
             other => self.not_granted(session, other, Asking::Try),
         }
+    }
+
+    /// Sends these settings and a renewal. Fails if the server is read-only, or does not keep the
+    /// transaction.
+    fn renew(&self, session: &mut Session, settings: &str) -> Result<(), NodeError> {
+        let renewal = settings.to_owned() + RENEW;
+        let reply = session.connection.query(&renewal, self.deadline())?;
+        let is_kept = is_renewed(&reply, session.connection.id())?;
+        if is_kept { Ok(()) } else { Err(unexpected(NO_TRANSACTION)) }
     }
 
     /// Keeps a lock that the server keeps for `lease` after the request that was sent at `sent`.
@@ -285,7 +286,7 @@ impl<'a> MySqlAcquisition<'a> {
             }
             RowResult::Unchanged if self.may_ask_again() => {
                 // Usually the row does not exist yet.
-                let create = self.database.table.create_row(name, session.read_only_off);
+                let create = self.database.table.create_row(name);
                 let reply = session.connection.query(&create, deadline)?;
                 check_created(&reply)?;
                 // After an error, the server skips the statement that sets the usual limit again.
