@@ -95,7 +95,7 @@ impl FlawedCall {
             (Flaw::MemberReleasesAll, Script::ReleaseGroup) => {
                 keys.put(&names[0], None, None);
             }
-            (Flaw::ExecutesExpired, Script::Acquire) => args[5] = NEVER.into(),
+            (Flaw::ExecutesExpired, Script::Acquire) => args[3] = NEVER.into(),
             (Flaw::ExecutesExpired, Script::Release) => args[3].clear(),
             _ => {}
         }
@@ -112,7 +112,7 @@ impl FlawedCall {
     ) {
         let is_for_one_lock = matches!(self.script, Script::Acquire | Script::Release);
         match self.flaw {
-            Flaw::FenceNotRaised if self.script == Script::Release => {
+            Flaw::FenceNotRaised if is_for_one_lock => {
                 let (data, expires) = self.before[3].clone().unzip();
                 keys.put(&self.keys[3], data, expires.flatten());
             }
@@ -176,7 +176,12 @@ impl FlawedCall {
         if let Value::BulkString(line) = reply
             && line.ends_with(&[b" ", &*new].concat())
         {
-            line.truncate(line.len() - new.len());
+            let text = String::from_utf8_lossy(line);
+            match text.split_once(" fenced ") {
+                // Another token than the time.
+                Some((nonce, now)) => *line = format!("{nonce} held {now} ").into_bytes(),
+                None => line.truncate(line.len() - new.len()),
+            }
             line.extend(&token);
         }
         for payload in payloads.filter(|payload| payload.starts_with(&new)) {

@@ -129,11 +129,11 @@ impl Script {
 }
 
 impl Call<'_> {
-    fn grant_next(&mut self) -> StoreResult<Option<Bytes>> {
+    /// Grants the lock to the first waiter that has a subscriber. The usual hand-over, which reads
+    /// less, concerns the first waiter only.
+    fn grant_next(&mut self, mut is_usual: bool) -> StoreResult<Option<Bytes>> {
         let (lock, queue) = (self.key(0), self.key(1));
         let now = self.clock();
-        // The usual hand-over, which concerns the first waiter only.
-        let mut is_usual = !self.spent.is_empty();
         while let Some(waiter) = unless_wrong_type(self.db.lpop(queue))? {
             let is_usual = mem::take(&mut is_usual);
             let mut parts = waiter.splitn(3, |byte| *byte == b' ');
@@ -209,7 +209,7 @@ impl Call<'_> {
             self.used = RESERVED;
         }
         if holder.is_none() && self.db.llen(queue)? > 0 {
-            holder = self.grant_next()?;
+            holder = self.grant_next(false)?;
         }
         let Some(holder) = holder else {
             if mode == b"look" || mode == b"leave" {
@@ -263,13 +263,14 @@ impl Call<'_> {
             return reply_line(&[nonce, b"type"]);
         }
         let holder = holder?;
-        if is_usual && holder.as_deref() == Some(id) && self.free_with_token(self.arg(2))? {
+        let is_usual = is_usual && holder.as_deref() == Some(id);
+        if is_usual && self.free_with_token(self.arg(2))? {
             return reply_line(&[nonce, b"released"]);
         }
-        if is_usual && holder.as_deref() == Some(id) {
+        if is_usual {
             self.spent = self.arg(2);
         } else if holder.is_none()
-            || self.args.len() == 5 && entry.is_empty() && not_after.is_empty()
+            || self.args.len() > 4 && entry.is_empty() && not_after.is_empty()
         {
             self.used = RESERVED;
         }
@@ -281,7 +282,7 @@ impl Call<'_> {
                 return reply_line(&[nonce, b"other", &now, &description]);
             }
         };
-        if self.grant_next()?.is_none() {
+        if self.grant_next(is_usual)?.is_none() {
             self.free_lock()?;
         }
         reply_line(&[nonce, tag])

@@ -279,7 +279,7 @@ fn repeated_downgrade_keeps_the_reader_for_a_whole_ttl_again() {
         let keys = keys_of_lock();
         let mut words = vec!["EVAL", Script::AcquireGroup.text(), "5"];
         words.extend(keys.iter().map(String::as_str));
-        words.extend(["7", reader.id().as_str(), ttl_ms, "downgrade", "", "9999999999999999", "0"]);
+        words.extend(["7", reader.id().as_str(), ttl_ms, "9999999999999999", "0", "downgrade", ""]);
         words.extend(["distlock:read", "0", "1", "0000000000000001", "1", "1"]);
         let reply: String = server.query(&words);
         assert!(reply.starts_with("7 held "), "{reply}");

@@ -35,7 +35,7 @@ impl Call<'_> {
                 call.used = RESERVED;
             }
             if holder.is_none() && call.db.llen(call.key(1))? > 0 {
-                holder = call.grant_next()?;
+                holder = call.grant_next(false)?;
             }
             own.push(holder.as_ref() == Some(id));
             if let Some(holder) = holder.filter(|holder| holder != id) {
