@@ -7,6 +7,9 @@ pub(super) fn malformed_part(url: &str) -> &'static str {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let is_number = |db: &str| db.is_empty() || db.parse::<i64>().is_ok();
     if scheme.contains("unix") {
+        if !rest.starts_with('/') {
+            return "the path of the socket does not begin with /";
+        }
         let mut dbs = query.split('&').filter_map(|pair| pair.strip_prefix("db="));
         let has_numbers = dbs.all(|db| db.parse::<i64>().is_ok());
         return if has_numbers { UNKNOWN } else { "the database is not a number" };
@@ -47,6 +50,7 @@ mod tests {
             ("redis://u:sec/ret@h", "%2F in names and passwords"),
             ("redis://localhost/secret", "the database is not a number"),
             ("unix:///s?pass=secret&db=secret", "the database is not a number"),
+            ("unix://relative", "does not begin with /"),
             ("redis://", "the host is missing"),
             ("redis://:secret@/1", "the host is missing"),
             ("redis://0.0.0.0", "are not addresses"),
