@@ -111,7 +111,8 @@ impl<'a> MySqlAcquisition<'a> {
             return self.await_row(session);
         }
         let table = &self.database.table;
-        let statement = session.prepare_lease(claim.ttl) + &table.try_acquire(name, id);
+        let statement =
+            session.prepare_lease(claim.ttl) + &table.try_acquire(name, id, session.read_only_off);
         let sent = clock::now();
         let reply = session.connection.query(&statement, self.deadline()).inspect_err(|error| {
             // Its update may wait: another client can have created and locked a row that was absent
@@ -151,7 +152,7 @@ impl<'a> MySqlAcquisition<'a> {
         let table = &self.database.table;
         let is_mariadb = session.connection.is_mariadb();
         let statement = session.prepare_wait(self.request.claim_window)
-            + &table.await_row(name, id, limit, is_mariadb);
+            + &table.await_row(name, id, limit, is_mariadb, session.read_only_off);
         // The wait has no limit, so the system must close the connection soon if the path breaks.
         session.bear_silence(Duration::ZERO);
         let end = session.connection.cancel_handle().map_err(NodeError::not_sent)?;
@@ -286,7 +287,7 @@ impl<'a> MySqlAcquisition<'a> {
             }
             RowResult::Unchanged if self.may_ask_again() => {
                 // Usually the row does not exist yet.
-                let create = self.database.table.create_row(name);
+                let create = self.database.table.create_row(name, session.read_only_off);
                 let reply = session.connection.query(&create, deadline)?;
                 check_created(&reply)?;
                 // After an error, the server skips the statement that sets the usual limit again.

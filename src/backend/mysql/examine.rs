@@ -8,7 +8,7 @@ use super::{
     outcome::{NO_TABLE, Rows, cluster_in, misfit, number, rows, text},
     session::too_old,
     sql::{
-        COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, Table, is_writable,
+        COUNT_CONNECTIONS, LIST_CLUSTER_VARIABLES, NEED_PROCESS, READ_TIME, ReadOnlyOff, Table,
         read_state,
     },
 };
@@ -122,7 +122,7 @@ pub(crate) fn examine(
         version: format!("{product} {version}"),
         too_old: too_old(&version, connection.is_mariadb()),
         cluster,
-        read_only: !is_writable(text(&state, 0, 2)),
+        read_only: ReadOnlyOff::of(text(&state, 0, 2)).is_none(),
         shares_connections: number(&state, 0, 0) != Some(connection.id()),
         keeps_wait_timeout: number(&state, 0, 1) == Some(UNUSUAL_LEASE_S),
         table,

@@ -130,7 +130,7 @@ mod tests {
         time::Duration,
     };
 
-    use super::*;
+    use super::{super::sql::ReadOnlyOff, *};
     use crate::backend::mysql::connection::tests::connected;
 
     /// Before the renewer knows the lease, and after a renewal has read its reply, nothing but the
@@ -148,17 +148,18 @@ mod tests {
             sender.send(ids.iter().map(|id| id.to_string()).collect::<Vec<_>>()).unwrap();
         }));
         let watch = Some(&watch.unwrap());
+        let off = ReadOnlyOff::of(Some("0")).unwrap();
         let next = || reports.recv_timeout(Duration::from_secs(60)).unwrap();
 
         let (connection, server) = connected();
-        held.insert("new", Session::new(connection, 1));
+        held.insert("new", Session::new(connection, 1, off));
         drop(server);
         held.watch("new", watch);
         assert_eq!(next(), ["new"]);
         held.discard("new");
 
         let (connection, server) = connected();
-        held.insert("renewed", Session::new(connection, 1));
+        held.insert("renewed", Session::new(connection, 1, off));
         held.watch("renewed", watch);
         let lent = held.check_out("renewed");
         drop(server);

@@ -4,7 +4,7 @@ use std::io;
 
 use super::{
     packet::{ServerError, StatementResult},
-    sql::is_writable,
+    sql::ReadOnlyOff,
 };
 use crate::backend::error::{NodeError, NodeErrorKind};
 
@@ -67,7 +67,7 @@ pub(super) fn has_holder() -> NodeError {
 pub(super) fn check_created(reply: &[StatementResult]) -> Result<(), NodeError> {
     match reply.last() {
         Some(StatementResult::Refused(ServerError { code: LOCK_WAIT | 1213, .. })) => Ok(()),
-        Some(StatementResult::Rows { rows, .. }) if !is_writable(text(rows, 0, 0)) => {
+        Some(StatementResult::Rows { rows, .. }) if ReadOnlyOff::of(text(rows, 0, 0)).is_none() => {
             Err(read_only())
         }
         _ => check(reply),
@@ -93,7 +93,7 @@ pub(super) fn is_renewed(reply: &[StatementResult], connection: u64) -> Result<b
     match reply {
         [.., StatementResult::Rows { rows, in_transaction }] => {
             let is_kept = *in_transaction && number(rows, 0, 0) == Some(connection);
-            let is_read_only = !is_writable(text(rows, 0, 1));
+            let is_read_only = ReadOnlyOff::of(text(rows, 0, 1)).is_none();
             if is_kept && is_read_only { Err(read_only()) } else { Ok(is_kept) }
         }
         _ => Err(unexpected("it replied to a renewal with something else")),

@@ -8,7 +8,7 @@ use super::{
     loss_watch::LossWatch,
     outcome::{self, cluster_in, number, read_only, rows, text, unexpected},
     packet::StatementResult,
-    sql::{Table, is_writable, open_session, set_idle_seconds, set_lease_seconds},
+    sql::{ReadOnlyOff, Table, open_session, set_idle_seconds, set_lease_seconds},
 };
 use crate::{
     backend::{
@@ -31,6 +31,7 @@ const BUSY_MEMORY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) connection: Connection,
+    pub(super) read_only_off: ReadOnlyOff,
     /// Time without a request after which the server closes the connection.
     idle_seconds: u64,
     /// Time without a further byte of a request after which it does so.
@@ -66,13 +67,19 @@ impl Session {
         let lease_seconds = lease_seconds(settings.default_ttl);
         let setup = open_session(&settings.table, lease_seconds, connection.is_mariadb());
         let reply = connection.query(&setup, deadline)?;
-        check_server(reply, connection.id(), lease_seconds, settings.allow_cluster)?;
-        Ok(Session::new(connection, lease_seconds))
+        let read_only_off =
+            check_server(reply, connection.id(), lease_seconds, settings.allow_cluster)?;
+        Ok(Session::new(connection, lease_seconds, read_only_off))
     }
 
-    pub(super) fn new(connection: Connection, lease_seconds: u64) -> Session {
+    pub(super) fn new(
+        connection: Connection,
+        lease_seconds: u64,
+        read_only_off: ReadOnlyOff,
+    ) -> Session {
         Session {
             connection,
+            read_only_off,
             idle_seconds: lease_seconds,
             lease_seconds,
             is_watched: false,
@@ -162,7 +169,7 @@ fn check_server(
     connection: u64,
     lease_seconds: u64,
     allow_cluster: bool,
-) -> Result<(), NodeError> {
+) -> Result<ReadOnlyOff, NodeError> {
     outcome::check(&reply)?;
     let (Some(StatementResult::Rows { rows: variables, .. }), Some(engine)) =
         (reply.pop(), reply.pop())
@@ -193,9 +200,7 @@ fn check_server(
                 .into(),
         ));
     }
-    if !is_writable(text(&reported, 0, 3)) {
-        return Err(read_only());
-    }
+    let read_only_off = ReadOnlyOff::of(text(&reported, 0, 3)).ok_or_else(read_only)?;
     if let Some(cluster) = cluster_in(&variables)
         && !allow_cluster
     {
@@ -205,7 +210,7 @@ fn check_server(
              MySqlConfig::allow_cluster"
         )));
     }
-    Ok(())
+    Ok(read_only_off)
 }
 
 /// The server counts in whole seconds.
