@@ -270,7 +270,7 @@ impl Call<'_> {
         if is_usual {
             self.spent = self.arg(2);
         } else if holder.is_none()
-            || self.args.len() > 4 && entry.is_empty() && not_after.is_empty()
+            || self.args.len() == 5 && entry.is_empty() && not_after.is_empty()
         {
             self.used = RESERVED;
         }

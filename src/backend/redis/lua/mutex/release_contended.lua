@@ -28,7 +28,7 @@ local is_free = not holder or holder == id or string.sub(holder, 1, 512) == id
 if is_free then
   if holder == id and #ARGV == 4 then
     spent = ARGV[3]
-  elseif not holder or #ARGV > 4 and entry == '' and not_after == '' then
+  elseif not holder or #ARGV == 5 and entry == '' and not_after == '' then
     -- Its client is not known to be the last holder inside its process.
     used = RESERVED
   end
