@@ -304,6 +304,27 @@ impl Pair {
         all
     }
 
+    /// For each key the remaining time in milliseconds, if it expires.
+    fn times_left(&mut self) -> Vec<Option<i64>> {
+        let pttl = |key| redis::cmd("PTTL").arg(key).query::<i64>(&mut self.real).unwrap();
+        KEYS.into_iter().map(pttl).map(|left| (left >= 0).then_some(left)).collect()
+    }
+
+    /// Whether the keys of the fake expire when those of the real server do. A hand-over that
+    /// cannot be made may leave the token another time.
+    fn expires_alike(fake: &FakeNode, now_us: u64, times_left: &[Option<i64>]) -> bool {
+        let expiry_of = |key: &str| {
+            let mut entries = fake.keys.live_entries(now_us);
+            let at = entries.find(|(other, ..)| *other == key.as_bytes())?.2?;
+            Some(at.cast_signed() - (now_us / 1_000).cast_signed())
+        };
+        let keys = KEYS.into_iter().zip(times_left).filter(|(key, _)| !key.contains(":token:"));
+        keys.into_iter().all(|(key, real)| match (expiry_of(key), real) {
+            (Some(fake), Some(real)) => (fake - real).abs() < PTTL_SLACK,
+            (fake, real) => fake.is_some() == real.is_some(),
+        })
+    }
+
     fn values_of_fake(&self, fake: &FakeNode, now_us: u64) -> Vec<Option<Data>> {
         let live: Vec<_> = fake
             .keys
@@ -336,7 +357,7 @@ impl Pair {
         let reply = redis::ConnectionLike::req_packed_commands(&mut self.real, &packed, 0, 1)
             .unwrap()
             .remove(0);
-        let values = self.values();
+        let (values, times_left) = (self.values(), self.times_left());
         // The simulated server needs the same time as the real one. Most replies report it, and it
         // can be computed from a new token. Otherwise nothing depends on it.
         let published = self.published();
@@ -369,6 +390,7 @@ impl Pair {
             if is_same(&reply, &fake_reply)
                 && self.values_of_fake(&fake, now_us) == values
                 && messages == published
+                && Self::expires_alike(&fake, now_us, &times_left)
             {
                 self.fake = fake;
                 return Ok(());
@@ -378,8 +400,8 @@ impl Pair {
         let shown: Vec<_> =
             request.iter().skip(2).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
         Err(format!(
-            "{shown:?}\n real: {reply:?}\n       {values:?}\n       {published:?}\n fake: \
-             {last:?}\nbefore: {:?}",
+            "{shown:?}\n real: {reply:?}\n       {values:?}\n       {published:?} {times_left:?}\n \
+             fake: {last:?}\nbefore: {:?}",
             self.fake.keys
         ))
     }

@@ -371,7 +371,9 @@ impl Sim {
                         one.node
                     )
                 });
-                if outcome.reply.windows(6).any(|part| part == b" held ") && request.len() == 17 {
+                let has = |word: &[u8]| outcome.reply.windows(word.len()).any(|part| part == word);
+                // The requests for one mutex, with and without what only waiters need.
+                if [17, 14].contains(&request.len()) && (has(b" held ") || has(b" fenced ")) {
                     granted.push((one.node, String::from_utf8_lossy(&request[8]).into_owned()));
                 }
                 changed_keys.extend(outcome.changed_keys.iter().map(|key| (one.node, key.clone())));

@@ -146,7 +146,8 @@ impl Call<'_> {
                 && self.channels.subscribers(channel) > 0
             {
                 let token_px = number(px).saturating_add(TOKEN_EXTRA_MS);
-                let token = match is_usual && self.rises_without_fence(&now) {
+                let is_usual = is_usual && self.rises_without_fence(&now);
+                let token = match is_usual {
                     true => self.db.set(self.key(2), &now, Some(token_px)).map(|()| now.clone()),
                     false => self.next_token(&now, token_px),
                 };
@@ -155,7 +156,7 @@ impl Call<'_> {
                 };
                 if self.channels.publish(channel, &line(&[&token, &now, px, id])) > 0 {
                     self.db.set(lock, id, Some(number(px)))?;
-                    if self.spent.get(..9) != now.get(..9) {
+                    if !is_usual && self.spent.get(..9) != now.get(..9) {
                         self.db.pexpire(queue, QUEUE_MS)?;
                     }
                     return Ok(Some(id.to_vec()));

@@ -106,12 +106,12 @@ impl Access<'_> {
         Ok(())
     }
 
-    /// `GET key`
-    /// Whether any of these keys exists.
+    /// `EXISTS key ...`, as whether any of them exists.
     pub(super) fn exists(&mut self, keys: &[&[u8]]) -> bool {
         keys.iter().any(|key| self.live_entry(key).is_some())
     }
 
+    /// `GET key`
     pub(super) fn get(&mut self, key: &[u8]) -> StoreResult<Option<Bytes>> {
         match self.live_entry(key) {
             None => Ok(None),

@@ -91,6 +91,10 @@ fn check_reply(reply: &Value) -> u64 {
         token_min: None,
         is_token_decided: false,
     };
+    // Only the short request may be answered with `fenced`.
+    let short = Acquire { mode: AcquireMode::Try, ..acquire };
+    let fenced = taken(&short, reply).and_then(|answer| answer.token());
+    assert!(fenced.is_none_or(|token| token > 0 && token < EXACT_MAX));
     let acquired = taken(&acquire, reply).map(|answer| {
         if let Some(token) = answer.token() {
             assert!(token > 0 && token < EXACT_MAX);

@@ -56,6 +56,11 @@ impl Recorder {
         )
     }
 
+    fn acquire_short(&mut self, name: &str, id: &str) -> Vec<u8> {
+        let args = [id, "30000", "9999999999999999", "1", "3630000"];
+        self.script(Script::Acquire, name, &args)
+    }
+
     fn release(&mut self, name: &str, id: &str) -> Vec<u8> {
         self.script(Script::Release, name, &[id, "", ""])
     }
@@ -101,6 +106,7 @@ fn recorded(server: &RedisServer) -> Vec<(&'static str, Vec<u8>)> {
     let mut files = vec![
         ("messages/subscribed", subscribed),
         ("replies/held", client.acquire("a", ID, "try")),
+        ("replies/fenced", client.acquire_short("c", ID)),
         ("replies/busy", client.acquire("a", NEXT, "try")),
         ("replies/queued", client.acquire("a", NEXT, "join")),
         ("replies/looked", client.acquire("a", NEXT, "look")),
