@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use distlock::{Config, LockGuard, RedisMgr};
+use distlock::{Config, LockGuard, RedisMgr, testing::servers::Script};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -29,13 +29,28 @@ pub(crate) fn await_check_of_fence(server: &RedisServer, guard: &LockGuard) {
     });
 }
 
-/// Number of recorded requests that ask for a mutex without joining its queue, or release it.
+/// Recognizes a request, or a recorded line of it, that asks for a mutex without joining its queue.
+fn is_try() -> impl Fn(&str) -> bool {
+    let acquire = Script::Acquire.text();
+    let hash = redis::Script::new(acquire).get_hash().to_owned();
+    let begin = acquire.lines().next().unwrap();
+    // Only waiters send a channel.
+    move |request| {
+        (request.contains(&hash) || request.contains(begin))
+            && !request.contains("distlock:client:")
+    }
+}
+
+/// Matches requests for a mutex that do not join its queue.
+pub(crate) fn tries_mutex(words: &[Vec<u8>]) -> bool {
+    let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word)).collect();
+    is_try()(&words.join(" "))
+}
+
+/// Number of recorded requests for a mutex that do not join its queue.
 pub(crate) fn tries(commands: &Monitor) -> usize {
-    let queues = |line: &str| ["\"join\"", "\"look\""].iter().any(|mode| line.contains(mode));
-    let is_try = |line: &&String| {
-        line.contains("\"EVALSHA\"") && line.contains("\"distlock:queue:") && !queues(line)
-    };
-    commands.lines().iter().filter(is_try).count()
+    let is_try = is_try();
+    commands.lines().iter().filter(|line| is_try(line)).count()
 }
 
 /// A configuration for servers that do not reply.

@@ -318,8 +318,8 @@ impl Pair {
             let at = entries.find(|(other, ..)| *other == key.as_bytes())?.2?;
             Some(at.cast_signed() - (now_us / 1_000).cast_signed())
         };
-        let keys = KEYS.into_iter().zip(times_left).filter(|(key, _)| !key.contains(":token:"));
-        keys.into_iter().all(|(key, real)| match (expiry_of(key), real) {
+        let mut keys = KEYS.into_iter().zip(times_left).filter(|(key, _)| !key.contains(":token:"));
+        keys.all(|(key, real)| match (expiry_of(key), real) {
             (Some(fake), Some(real)) => (fake - real).abs() < PTTL_SLACK,
             (fake, real) => fake.is_some() == real.is_some(),
         })

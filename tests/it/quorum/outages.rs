@@ -12,7 +12,7 @@ use super::{expect_no_quorum, quarantine::IN_QUARANTINE, quorum};
 use crate::{
     helpers::{
         CALL_LIMIT, Defer, SECOND, completes_within, config_long_timeouts, config_short_timeout,
-        spawn_call, timed,
+        spawn_call, timed, tries_mutex,
     },
     support::{
         Fault, FaultProxy, Nodes, RedisServer, TEST_TIMEOUT, any_request, contains, eventually,
@@ -130,7 +130,7 @@ fn calls_do_not_wait_behind_the_probe_for_their_lock() {
     drop(mgr.lock("x").unwrap());
     let _resets = proxy.on_request(contains("lock:x"), Fault::ResetBeforeRequest).times(2);
     assert!(mgr.try_lock_for("x", HOUR).unwrap_err().is_unavailable());
-    let held_back = proxy.on_request(contains("distlock:queue"), Fault::HoldRequest);
+    let held_back = proxy.on_request(tries_mutex, Fault::HoldRequest);
     let mut calls = Vec::new();
     eventually("a call is the probe", TEST_TIMEOUT, || {
         calls.push(spawn_call(&mgr, "x", |mgr, name| mgr.try_lock_for(name, HOUR).map(drop)));
