@@ -42,9 +42,11 @@ pub(crate) const DEFAULT_PREFIX: &str = "lock:";
 #[must_use]
 pub struct Config {
     urls: Vec<String>,
-    /// Environment variable whose URL is not UTF-8. Do not ignore the variable: the locks would
-    /// then be acquired on another server.
-    non_utf8_variable: Option<&'static str>,
+    /// Environment variable from which the URLs are.
+    variable: Option<&'static str>,
+    /// Whether the variable is UTF-8. Do not ignore one that is not: the locks would then be
+    /// acquired on another server.
+    is_utf8: bool,
     password: Option<String>,
     pub(crate) prefix: String,
     pub(crate) pool_size: u32,
@@ -105,7 +107,8 @@ impl Config {
     {
         Config {
             urls: urls.into_iter().map(|url| with_lower_case_scheme(url.into())).collect(),
-            non_utf8_variable: None,
+            variable: None,
+            is_utf8: true,
             password: None,
             prefix: DEFAULT_PREFIX.into(),
             pool_size: 10,
@@ -127,15 +130,19 @@ impl Config {
     }
 
     /// Creates a configuration from the environment: `DISTLOCK_URL`, else `REDIS_URL`, else
-    /// `redis://127.0.0.1:6379`. If the variable is not UTF-8, creating a manager fails.
+    /// `redis://127.0.0.1:6379`. An empty variable counts as not set. If the variable is not UTF-8,
+    /// creating a manager fails.
     pub fn from_env() -> Config {
         let set = |name| env::var_os(name).filter(|url| !url.is_empty()).map(|url| (name, url));
         match ["DISTLOCK_URL", "REDIS_URL"].into_iter().find_map(set) {
-            Some((name, url)) => match url.into_string() {
-                Ok(url) => Config::new(url),
-                // Add one URL that is never used, so that `each_node` returns one configuration.
-                Err(_) => Config { non_utf8_variable: Some(name), ..Config::nodes([""]) },
-            },
+            Some((name, url)) => {
+                let (url, is_utf8) = match url.into_string() {
+                    Ok(url) => (url, true),
+                    // Never used.
+                    Err(_) => (String::new(), false),
+                };
+                Config { variable: Some(name), is_utf8, ..Config::new(url) }
+            }
             None => Config::new("redis://127.0.0.1:6379"),
         }
     }

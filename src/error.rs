@@ -231,7 +231,8 @@ impl LockError {
     }
 
     /// Returns the end of the message: what to do, or what the manager does after a failed release.
-    /// Empty if there is nothing to say.
+    /// Empty if there is nothing to say, or if what to do is the reason itself, as for an option
+    /// out of range.
     pub fn advice(&self) -> &'static str {
         match self {
             LockError::Unavailable { advice, .. }
@@ -239,6 +240,21 @@ impl LockError {
             | LockError::PoolExhausted { advice, .. }
             | LockError::Refused { advice, .. }
             | LockError::NoQuorum { advice, .. } => advice,
+            LockError::Timeout { behind_own_threads: true, .. } => "wait too, or try again later",
+            LockError::WrongType { .. } => "choose another name or prefix",
+            LockError::Lost { .. } => "acquire it again before you go on",
+            LockError::AlreadyInitialized => {
+                "call RedisMgr::init before the first RedisMgr::instance, or create a separate \
+                 manager with RedisMgr::new"
+            }
+            LockError::InitInProgress => "do not call RedisMgr::instance from a logger",
+            LockError::WouldDeadlock { .. } => {
+                "release that guard first, or call lock_reentrant again"
+            }
+            LockError::Shutdown => "create another one to lock again",
+            LockError::Forked => {
+                "fork before creating the first manager, or call exec in the child"
+            }
             _ => "",
         }
     }

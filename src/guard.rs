@@ -72,7 +72,7 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "if unused, the lock is released at once"]
+#[must_use = "if unused, the lock is released at once; bind it to a name, not to `_`"]
 pub struct LockGuard {
     lease: Arc<Lease>,
     /// `None` once the guard has been released or dropped.

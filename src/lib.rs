@@ -2,10 +2,10 @@
 //!
 //! A lock has a name, and each name has at most one holder across threads, processes and machines.
 //! Other callers wait in a queue, first in, first out, and are woken when it is their turn. If a
-//! holder dies, its lock expires. A holder that is paused or cut off knows exactly when it must
-//! stop relying on the lock. Clients in other languages can safely compete for the same locks if
-//! they acquire with `SET key id NX PX ttl`, and release with compare-and-delete; but they get no
-//! turn while clients of this library queue.
+//! holder dies, its lock expires. A holder that is cut off knows when it must stop relying on the
+//! lock; one that was paused finds out at its next look at the guard. Clients in other languages
+//! can safely compete for the same locks if they acquire with `SET key id NX PX ttl`, and release
+//! with compare-and-delete; but they get no turn while clients of this library queue.
 //!
 //! # Guide
 //!
@@ -95,16 +95,17 @@
 //!
 //! A lock is a string key with an expiry. Its value is the holder's [`LockId`]. Every step that
 //! must be atomic is a short script on the server. A client that finds the lock taken appends an
-//! entry to the lock's queue, which is a list. A release pops entries until it finds a waiter
-//! whose process is still subscribed, sets the key to that waiter's id, and publishes a grant
-//! message on that manager's pub/sub channel. So a release wakes exactly one thread, a waiter sends
-//! few requests and uses no pooled connection, and a dead waiter delays nobody.
+//! entry to the lock's queue, which is a list. A release pops entries until it finds a waiter whose
+//! process is still subscribed, publishes a grant message on that manager's pub/sub channel, and
+//! sets the key to that waiter's id. So a release wakes exactly one thread (that of a writer, up to
+//! 100 readers), a waiter sends few requests and uses no pooled connection, and a dead waiter
+//! delays nobody.
 //!
 //! A manager runs four threads: one renews all its locks in batches over its own connection, one
 //! ends leases that could not be renewed, one belongs to the connection pool, and one calls loggers
-//! and event handlers for the others. Short-lived threads clean up after failed requests, and open
-//! connections for renewals, for clean-up and to several nodes. Grant messages need no thread: one
-//! of the waiting threads reads the subscription for all of them.
+//! and event handlers for the others. Short-lived threads clean up after failed requests. Others
+//! open connections: for renewals, for clean-up, and to each of several nodes. Grant messages need
+//! no thread: one of the waiting threads reads the subscription for all of them.
 //!
 //! A guard considers its lease valid until a local deadline: the moment *before* the last confirmed
 //! request was sent, plus the ttl, minus a margin for clock drift (1 % of the ttl, plus 2 ms). The
@@ -138,8 +139,8 @@
 //!   Fencing tokens keep rising in all these cases.
 //! * *Pauses*: code can check the guard, be paused, and then act too late. Only a resource that
 //!   checks fencing tokens can stop it.
-//! * *Write access*: any client that can write the keys can take or break any lock. Restrict the
-//!   key prefixes to clients you trust.
+//! * *Write access*: any client that can write the keys can take or break any lock. Let only
+//!   clients you trust write keys with these prefixes.
 //! * *Several nodes* ([`Config::nodes`]): a node that restarts must still have its data, or must
 //!   not vote until the longest lease has passed; see [`Config::quarantine`]. While locks are held,
 //!   add or remove one node at a time.
@@ -160,16 +161,18 @@
 //! | `tracing` | Emits a `tracing` span for each wait and each hold. |
 //! | `tls` | TLS to Redis (`rediss://`) and to MySQL. |
 //! | `mysql` | Locks in MySQL and MariaDB: `MySqlMgr`. |
-//! | `testing` | For your tests: a lock server in memory, `testing::MemoryServer`, and functions
-//! that construct errors, holders and events. Tests of a loss, a timeout and a server that is
-//! unreachable: [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md). |
+//! | `testing` | For your tests: `testing::MemoryServer`, and constructors of errors and events. |
+//!
+//! How to test a loss, a timeout and an unreachable server with `testing` is described in
+//! [docs/testing.md](https://docs.rs/crate/distlock/latest/source/docs/testing.md).
 //!
 //! # Log levels
 //!
 //! Messages go to the `log` facade. *Error*: a bug in this library. *Warn*: a lock was lost, a
 //! renewal or a release failed, or grant messages cannot be received. *Info*: the end of such a
-//! problem. *Debug*: new connections, grants that arrived too late, background clean-up. Passwords
-//! and the contents of requests are never logged.
+//! problem, a lock that a shutdown has ended, and a call that goes on trying. *Debug*: new
+//! connections, grants that arrived too late, background clean-up. Passwords and the contents of
+//! requests are never logged.
 //!
 //! # Related crates
 //!

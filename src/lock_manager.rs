@@ -16,6 +16,7 @@ use crate::{
     reentrant::ReentrantGuard,
     rw_lock::RwLock,
     semaphore::Semaphore,
+    with_lock::run_and_release,
 };
 
 /// A lock manager, wherever its locks are kept: for code that takes any. References, boxes and
@@ -158,6 +159,36 @@ pub trait LockManager: fmt::Debug + Send + Sync {
 
     /// Releases all locks, wakes all waiters, and stops the threads. See [`RedisMgr::shutdown`].
     fn shutdown(&self);
+}
+
+impl dyn LockManager + '_ {
+    /// Runs work under a lock. See [`RedisMgr::with_lock`](crate::RedisMgr::with_lock).
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// use distlock::{LockManager, testing::MemoryServer};
+    ///
+    /// fn bill(locks: &dyn LockManager) -> distlock::Result<u64> {
+    ///     locks.with_lock("orders:42", |guard| guard.fencing_token().as_u64())
+    /// }
+    ///
+    /// assert!(bill(&MemoryServer::new().manager())? > 0);
+    /// # }
+    /// # Ok::<(), distlock::LockError>(())
+    /// ```
+    pub fn with_lock<T>(&self, name: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T> {
+        run_and_release(self.lock(name)?, work)
+    }
+
+    /// Like `with_lock`, with `options`.
+    pub fn with_lock_with<T>(
+        &self,
+        name: &str,
+        options: &LockOptions,
+        work: impl FnOnce(&LockGuard) -> T,
+    ) -> Result<T> {
+        run_and_release(self.lock_with(name, options)?, work)
+    }
 }
 
 /// The error of a method that a manager does not implement.

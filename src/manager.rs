@@ -176,16 +176,18 @@ impl Manager {
 
     /// Returns the current holder according to the servers.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<Option<Holder>> {
-        self.look(key, || self.backend.inspect(key))
+        self.look(key, Action::Inspect, || self.backend.inspect(key))
     }
 
+    /// Looks at a lock, as a part of this action.
     fn look<T>(
         &self,
         key: &LockKey,
+        action: Action,
         look: impl FnOnce() -> std::result::Result<Inspection<T>, BackendError>,
     ) -> Result<Option<T>> {
         let _time = self.time.enter();
-        let failed = |error| self.backend.lock_error(error, Action::Inspect, Some(key.name()));
+        let failed = |error| self.backend.lock_error(error, action, Some(key.name()));
         match look().map_err(failed)? {
             Inspection::Held(found) => Ok(Some(found)),
             Inspection::Free => Ok(None),
@@ -210,7 +212,7 @@ impl Manager {
     }
 
     pub(crate) fn lock_info(&self, key: &LockKey) -> Result<Option<LockInfo>> {
-        self.look(key, || self.backend.lookup(key, LISTED_WAITERS_MAX))
+        self.look(key, Action::Inspect, || self.backend.lookup(key, LISTED_WAITERS_MAX))
     }
 
     pub(crate) fn ping(&self) -> Result<Duration> {
@@ -221,10 +223,9 @@ impl Manager {
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
         let connections = match &self.pool {
             Some(pool) => pool.lend(self.operation_deadline()),
-            None => Err(NodeError {
-                outcome_unknown: false,
-                kind: NodeErrorKind::Ineligible(self.backend.why_no_connection().to_owned()),
-            }),
+            None => Err(NodeError::not_applied(NodeErrorKind::Ineligible(
+                self.backend.why_no_connection().to_owned(),
+            ))),
         };
         connections.map_err(|failure| {
             self.backend.lock_error(BackendError::Node(failure), Action::Connect, None)

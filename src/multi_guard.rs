@@ -43,7 +43,7 @@ const NAMES_MAX: usize = 1_000;
 /// # }
 /// # Ok::<(), distlock::LockError>(())
 /// ```
-#[must_use = "if unused, the locks are released at once"]
+#[must_use = "if unused, the locks are released at once; bind it to a name, not to `_`"]
 pub struct MultiGuard {
     /// In the order of their acquisition, which is that of their names.
     guards: Vec<LockGuard>,

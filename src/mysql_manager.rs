@@ -97,8 +97,8 @@ impl MySqlMgr {
     }
 
     /// Deletes the rows of locks that nobody holds, and that nobody has acquired for `age`. Returns
-    /// their number. Reads the whole table, a thousand rows at a time; each exchange with the
-    /// server takes at most one operation timeout. A row stays in the table after its lock was
+    /// their number. Reads the whole table, a thousand rows at a time, and deletes 16 at a time;
+    /// each step takes at most one operation timeout. A row stays in the table after its lock was
     /// released, with the last fencing token. The tokens of a lock whose row was deleted go on from
     /// the server's clock, so they still rise as long as that clock is not set back by more than
     /// `age`.

@@ -32,9 +32,10 @@ use crate::{
 /// holds](crate#how-it-works). Cloning a manager is cheap. A process usually needs one:
 /// [`instance`](Self::instance).
 ///
-/// The manager shuts down when the last of its clones and guards is dropped. The process-wide
-/// manager lives until [`shutdown`](Self::shutdown) or the end of the process; locks that are still
-/// held at the end of the process expire.
+/// The manager shuts down when the last of its clones, guards, and handles of read-write locks and
+/// semaphores is dropped. The process-wide manager lives until [`shutdown`](Self::shutdown) or the
+/// end of the process; after a shutdown, there is no other one. Locks that are still held at the
+/// end of the process expire.
 ///
 /// A process that forks must fork before it creates its first manager, or call `exec` in the child.
 /// If a process has created a manager, its forked children cannot use or create one: every call
@@ -117,10 +118,13 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] once the server has been unreachable for a whole lease.
-    /// [`LockError::Refused`] with the code `READONLY` once the server has been a replica for a
-    /// whole lease, as after a failover if the host name does not lead to the new master.
-    /// Otherwise the errors of [`lock_with`](Self::lock_with).
+    /// [`LockError::Unavailable`] once the server has been unreachable for a whole lease, and for
+    /// at least one [operation timeout](Config::operation_timeout) (two with several nodes),
+    /// counted from the first request that failed. A waiter sends one every half second to ten
+    /// seconds, depending on its place in the queue. [`LockError::Refused`] with the code
+    /// `READONLY` once the server has been a replica for a whole lease, as after a failover if the
+    /// host name does not lead to the new master. Otherwise the errors of
+    /// [`lock_with`](Self::lock_with).
     pub fn lock(&self, name: &str) -> Result<LockGuard> {
         self.lock_with(name, &LockOptions::new())
     }

@@ -44,7 +44,7 @@ thread_local! {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "if unused, the lock is released at once"]
+#[must_use = "if unused, the lock is released at once; bind it to a name, not to `_`"]
 #[derive(Debug)]
 pub struct ReentrantGuard {
     guard: Rc<LockGuard>,

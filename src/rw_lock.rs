@@ -159,14 +159,14 @@ guard_type! {
     ///
     /// Its fencing token is larger than those of all writers before it, and smaller than those of
     /// all writers after it.
-    #[must_use = "if unused, the lock is released at once"]
+    #[must_use = "if unused, the lock is released at once; bind it to a name, not to `_`"]
     ReadGuard
 }
 
 guard_type! {
     /// A write lock, released when this guard is dropped. Dereferences to [`LockGuard`], with all
     /// of its methods.
-    #[must_use = "if unused, the lock is released at once"]
+    #[must_use = "if unused, the lock is released at once; bind it to a name, not to `_`"]
     WriteGuard
 }
 

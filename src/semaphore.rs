@@ -121,10 +121,13 @@ impl Semaphore {
         let limit = self.limit;
         let most = limit.min(PERMITS_MAX);
         if count == 0 || count > most {
-            let of = if most == limit { "the limit of the semaphore" } else { "the maximum" };
+            let but = match (count, most == limit) {
+                (0, _) => String::new(),
+                (_, true) => format!(", but {most} is the limit of the semaphore"),
+                (_, false) => format!(", but {most} is the maximum"),
+            };
             let reason = format!(
-                "{count} permits were asked for, but {most} is {of}; ask for at least 1 and at \
-                 most {most}"
+                "{count} permits were asked for{but}; ask for at least 1 and at most {most}"
             );
             return Err(LockError::InvalidOptions { reason });
         }
@@ -181,7 +184,7 @@ impl fmt::Debug for Semaphore {
 guard_type! {
     /// One or more permits of a semaphore, released when this guard is dropped. Dereferences to
     /// [`LockGuard`](crate::LockGuard), with all of its methods.
-    #[must_use = "if unused, the permits are released at once"]
+    #[must_use = "if unused, the permits are released at once; bind it to a name, not to `_`"]
     Permit
 }
 

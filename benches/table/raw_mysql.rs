@@ -82,7 +82,7 @@ impl Raw {
     /// Kills the connection of a lock's holder.
     pub(crate) fn kill_holder(&mut self, name: &str) -> Result<()> {
         self.connection.query_drop("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")?;
-        let found = format!("SELECT conn FROM distlock WHERE name='{name}' AND holder<>''");
+        let found = format!("SELECT conn FROM distlock WHERE name='{name}' AND conn<>0");
         let id: u64 = self.connection.query_first(found)?.ok_or("the lock is not held")?;
         Ok(self.connection.query_drop(format!("KILL {id}"))?)
     }

@@ -91,7 +91,7 @@ impl fmt::Display for ArgError {
                     "a URL on the command line seems to contain a password, which every user of \
                      this machine can read: put the URL into DISTLOCK_URL, or the password into a \
                      file and pass --password-file. If the text after a colon is meant as a port, \
-                     it must be a number",
+                     it must be a number; in a list, each server needs a whole URL",
                 )?;
                 if *lacks_separator {
                     f.write_str(

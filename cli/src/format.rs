@@ -23,7 +23,7 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// What the library's messages call settings and remedies, and what they are for this command.
-const OPTION_NAMES: [(&str, &str); 18] = [
+const OPTION_NAMES: [(&str, &str); 16] = [
     ("run distlock init or call Config::declare_nodes_new", "run distlock init"),
     ("pass true to Config::declare_nodes_new", "add --yes"),
     ("Config::quarantine(Duration::ZERO)", "--quarantine 0"),
@@ -48,20 +48,17 @@ const OPTION_NAMES: [(&str, &str); 18] = [
         "raise max_connections of the server, or the limit of the user",
     ),
     ("use a longer ttl", "use a longer --ttl"),
-    // The library writes this text itself, in place of the server's. So the code is no help.
-    ("refused with ERR it does not accept", "does not accept"),
-    ("ERR it does not accept", "it does not accept"),
     (
-        "if it has no password, remove the password from the URL",
-        "if it has none, leave out --password-file, or the password in DISTLOCK_URL",
+        "if the server has no password, remove it",
+        "if the server has no password, leave out --password-file, or the password in DISTLOCK_URL",
     ),
     (
-        "put a password into the URL",
+        "put a password into the URL or Config::password",
         "put the password into a file for --password-file, or into DISTLOCK_URL",
     ),
     (
-        "check the user and the password in the URL",
-        "check the user in the URL, and the password in DISTLOCK_URL or in --password-file",
+        "the password there or in Config::password",
+        "the password in DISTLOCK_URL or in --password-file",
     ),
     (
         "grant the permissions listed in the README, here access to the keys of the prefix and to \
@@ -160,7 +157,10 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
             .ok()
             .and_then(|number| Duration::try_from_secs_f64(number * seconds_per_unit).ok()),
     };
-    parsed.ok_or_else(|| format!("not a duration; {HINT}"))
+    parsed.ok_or_else(|| match number.parse::<f64>() {
+        Ok(_) => "it is too long".to_owned(),
+        Err(_) => format!("not a duration; {HINT}"),
+    })
 }
 
 /// A table whose columns are as wide as their widest cell.
@@ -302,8 +302,12 @@ mod tests {
             let error = parse_duration(text).unwrap_err();
             assert!(error.starts_with(&format!("{why}; write it like 300ms, ")), "{error}");
         }
-        for text in ["", ".", "1.2.3", "-1", "soon", "3x", "s", "1e9", "99999999999999999999999"] {
+        for text in ["", ".", "1.2.3", "-1", "soon", "3x", "s", "1e9"] {
             assert!(parse_duration(text).unwrap_err().contains("30s"), "{text}");
+        }
+        for text in ["99999999999999999999999", "99999999999999999999999s", "1000000000000000000d"]
+        {
+            assert_eq!(parse_duration(text).unwrap_err(), "it is too long");
         }
     }
 }

@@ -9,7 +9,8 @@ use crate::{
 
 pub(crate) fn run(servers: &Servers, options: &Init) -> Outcome {
     let urls = if options.urls.is_empty() { &servers.url } else { &options.urls };
-    let why_not = "a MySQL server needs no declaration, because it has no quarantine";
+    let why_not = "a MySQL server needs no declaration, because it has no quarantine; distlock \
+                   mysql-schema prints the statement that creates its table";
     let config = connect::config_for(servers, urls)?.redis_only("init", why_not)?;
     config.declare_nodes_new(options.yes)?;
     output::print(&match config.each_node().len() {

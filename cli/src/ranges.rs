@@ -27,8 +27,10 @@ pub(crate) fn check(
     if range.contains(&value) {
         return Ok(());
     }
-    let [value, least, most] = [value, *range.start(), *range.end()].map(duration);
-    Err(Failure::usage(format!("{option} is {value}, but must be {least} to {most}")))
+    let [shown, least, most] = [value, *range.start(), *range.end()].map(duration);
+    // It is shown rounded.
+    let is = if shown == most { "is more than" } else { "is" };
+    Err(Failure::usage(format!("{option} {is} {shown}, but must be {least} to {most}")))
 }
 
 #[cfg(test)]

@@ -125,16 +125,18 @@ impl<'a> Attempt<'a> {
             }
             self.holder = Some(holder);
         }
-        match contention.next {
-            NextStep::AwaitGrant(report) => Ok(self.on_queued(&report)),
-            NextStep::AskAgainAt(at) => Ok(Some(at)),
+        let wait_deadline = self.request.wait_deadline;
+        let next = match contention.next {
+            NextStep::AwaitGrant(report) => self.on_queued(&report),
+            NextStep::AskAgainAt(at) => return Ok(Some(at)),
             NextStep::Queue { exists } => {
-                let wait_deadline = self.request.wait_deadline;
                 let is_subscribed = self.ensure_wait_handle().ensure_subscribed(wait_deadline);
-                Ok(if is_subscribed && exists { None } else { Some(self.unsubscribed_poll()) })
+                if is_subscribed && exists { None } else { Some(self.unsubscribed_poll()) }
             }
-            NextStep::GiveUp => Err(self.timeout_error()),
-        }
+            NextStep::GiveUp => return Err(self.timeout_error()),
+        };
+        // A reply that comes after the wait deadline leaves the last request to be sent.
+        Ok(next.filter(|_| clock::now() < wait_deadline))
     }
 
     /// The guard may be on another thread by now, so this is no error.
@@ -200,11 +202,11 @@ impl<'a> Attempt<'a> {
         };
         let retry = self.retry.get_or_insert_with(|| RetryState::new(now));
         match retry.on_failure(error, &limits, now, jitter_seed) {
-            RetryDecision::RetryAt(at) => {
+            RetryDecision::RetryAt { at, report } => {
                 if retry.is_outage() {
                     (self.terms.on_outage)();
                 }
-                if let Some(report) = retry.take_report() {
+                if let Some(report) = report {
                     self.report_outage(&report, now);
                 }
                 Ok(at)
@@ -245,9 +247,18 @@ impl<'a> Attempt<'a> {
         let (wait_deadline, call_deadline) =
             (self.request.wait_deadline, self.request.call_deadline);
         let asks_itself = self.retry.is_some() || self.acquisition.must_ask_itself();
-        let mut until = until.min(self.acquisition.put_off_until());
+        let until = until.min(self.acquisition.put_off_until());
         // Even a wait for a server to come back needs a handle, because a shutdown must wake it.
         let wait_handle = self.ensure_wait_handle();
+        // One thread of the manager polls for all that wait for this lock. The others only check
+        // regularly whether they have become the first.
+        let next_check = || {
+            let now = clock::now();
+            let polls = asks_itself || now >= wait_deadline || wait_handle.is_first_in_process();
+            let (position, seed) = (wait_handle.position(), wait_handle.number());
+            (!polls).then(|| now.saturating_add(follower_interval(position, seed)))
+        };
+        let mut until = next_check().unwrap_or(until);
         loop {
             // After the wait deadline, requests continue until the call deadline.
             let bound = if clock::now() < wait_deadline { wait_deadline } else { call_deadline };
@@ -269,17 +280,10 @@ impl<'a> Attempt<'a> {
                 Wake::Recheck => return Ok(None),
                 Wake::Cancelled => return Err(self.cancelled_error()),
                 Wake::Closed => return Err(LockError::Shutdown),
-                // One thread of the manager polls for all that wait for this lock. The others only
-                // check regularly whether they have become the first.
-                Wake::Timeout
-                    if clock::now() < wait_deadline
-                        && !asks_itself
-                        && !wait_handle.is_first_in_process() =>
-                {
-                    let pause = follower_interval(wait_handle.position(), wait_handle.number());
-                    until = clock::now().saturating_add(pause);
-                }
-                Wake::Timeout => return Ok(None),
+                Wake::Timeout => match next_check() {
+                    Some(at) => until = at,
+                    None => return Ok(None),
+                },
             }
         }
     }

@@ -24,28 +24,24 @@ struct Outage {
 }
 
 impl CircuitBreaker {
-    /// Returns why a call must fail at once. Otherwise the call may ask; while the servers are
-    /// unreachable, it is the only probe for `probe_time`, unless it ends earlier.
+    /// Returns why a call must fail at once. Otherwise the call may ask. With a `probe_time`, it
+    /// does so now, and is the only probe of unreachable servers for that time, unless it ends
+    /// earlier.
     pub(super) fn reject(
         &self,
         now: Moment,
         timeout: Duration,
-        probe_time: Duration,
+        probe_time: Option<Duration>,
     ) -> Option<BackendError> {
         let mut outage = self.0.lock();
         let outage = outage.as_mut().filter(|outage| timeout <= outage.timeout)?;
         if now < outage.probe_at {
             return Some(outage.reason.clone());
         }
-        outage.probe_at = now.saturating_add(probe_time);
+        if let Some(probe_time) = probe_time {
+            outage.probe_at = now.saturating_add(probe_time);
+        }
         None
-    }
-
-    /// Returns why a call must fail at once. The caller does not ask yet, so it is no probe.
-    pub(super) fn reason(&self, now: Moment, timeout: Duration) -> Option<BackendError> {
-        let outage = self.0.lock();
-        let outage = outage.as_ref().filter(|outage| timeout <= outage.timeout)?;
-        (now < outage.probe_at).then(|| outage.reason.clone())
     }
 
     /// Whether the servers are known to be unreachable, so that the next failure ends any call.
@@ -96,10 +92,11 @@ mod tests {
     #[test]
     fn one_probe_at_a_time_passes_an_open_breaker() {
         let breaker = CircuitBreaker::default();
-        let rejects = |now| breaker.reject(at(now), SECOND, 2 * SECOND).is_some();
+        let rejects = |now| breaker.reject(at(now), SECOND, Some(2 * SECOND)).is_some();
         assert!(!rejects(0) && !breaker.is_open());
         breaker.on_failure(at(1000), SECOND, &timed_out());
         assert!(breaker.is_open() && rejects(1000) && rejects(1019));
+        assert!(breaker.reject(at(1020), SECOND, None).is_none(), "it does not ask yet");
         assert!(!rejects(1020) && rejects(1021) && rejects(3019), "one probe");
         assert!(!rejects(3020), "the probe has ended without an answer");
         for (failed, pause) in [(3100, 1000), (1300, 300), (9000, 1000)] {
@@ -107,7 +104,7 @@ mod tests {
             breaker.on_failure(at(failed), SECOND / 2, &timed_out());
             assert!(rejects(failed + pause - 1) && !rejects(failed + pause), "{failed}");
         }
-        let patient = breaker.reject(at(9000), 2 * SECOND, SECOND);
+        let patient = breaker.reject(at(9000), 2 * SECOND, Some(SECOND));
         assert!(patient.is_none(), "a longer timeout may succeed");
         breaker.on_answer();
         assert!(!rejects(9000) && !breaker.is_open());
@@ -119,9 +116,7 @@ mod tests {
         let breaker = CircuitBreaker::default();
         let exhausted = NodeErrorKind::PoolExhausted { pool_size: 1 };
         let refused = NodeError::refused("OOM".into(), "command not allowed".into());
-        for (error, leaves_open) in
-            [(NodeError { outcome_unknown: false, kind: exhausted }, true), (refused, false)]
-        {
+        for (error, leaves_open) in [(NodeError::not_applied(exhausted), true), (refused, false)] {
             breaker.on_failure(at(0), SECOND, &timed_out());
             breaker.on_failure(at(1), SECOND, &BackendError::Node(error));
             assert_eq!(breaker.is_open(), leaves_open);

@@ -25,8 +25,6 @@ pub(super) struct RetryState {
     failures: u32,
     /// Last error other than a plain timeout, with the last telling answer of each node.
     last_specific_error: Option<BackendError>,
-    /// The outage, if it has not been reported yet and must be.
-    report: Option<OutageReport>,
 }
 
 /// An outage, during which the acquisition goes on trying.
@@ -56,7 +54,11 @@ pub(super) struct RetryLimits {
 }
 
 pub(super) enum RetryDecision {
-    RetryAt(Moment),
+    RetryAt {
+        at: Moment,
+        /// The outage, if it must be reported now: once for each.
+        report: Option<OutageReport>,
+    },
     /// The failures began only after the wait deadline, and a holder has been reported before.
     TimedOut,
     Fail(BackendError),
@@ -64,23 +66,12 @@ pub(super) enum RetryDecision {
 
 impl RetryState {
     pub(super) fn new(now: Moment) -> RetryState {
-        RetryState {
-            since: now,
-            unavailable_since: now,
-            failures: 0,
-            last_specific_error: None,
-            report: None,
-        }
+        RetryState { since: now, unavailable_since: now, failures: 0, last_specific_error: None }
     }
 
     /// Whether the servers are taken to be unavailable.
     pub(super) fn is_outage(&self) -> bool {
         self.failures >= REPORT_AT_FAILURE
-    }
-
-    /// Takes what to report, once for each outage.
-    pub(super) fn take_report(&mut self) -> Option<OutageReport> {
-        self.report.take()
     }
 
     pub(super) fn on_failure(
@@ -119,22 +110,21 @@ impl RetryState {
             && !fails_fast
             && now < call_deadline.min(give_up_at)
         {
-            if self.failures == REPORT_AT_FAILURE {
+            let report = (self.failures == REPORT_AT_FAILURE).then(|| {
                 let gives_up_at = limits.wait_deadline.min(give_up_at);
-                self.report = Some(OutageReport { error: error.to_string(), gives_up_at });
-            }
+                OutageReport { error: error.to_string(), gives_up_at }
+            });
             if !is_timeout {
                 self.last_specific_error = Some(error);
             }
             // After the first failure, retry at once: a stale connection has been closed, and a
             // wrong clock sample has been replaced.
-            return RetryDecision::RetryAt(
-                if self.failures == 1 && (may_be_applied || is_first_replica_reply) {
-                    now
-                } else {
-                    now.saturating_add(retry_backoff(self.failures, RETRY_PAUSE_MAX, jitter_seed))
-                },
-            );
+            let at = if self.failures == 1 && (may_be_applied || is_first_replica_reply) {
+                now
+            } else {
+                now.saturating_add(retry_backoff(self.failures, RETRY_PAUSE_MAX, jitter_seed))
+            };
+            return RetryDecision::RetryAt { at, report };
         }
         if is_transient && limits.has_holder && self.since >= limits.wait_deadline {
             return RetryDecision::TimedOut;

@@ -134,25 +134,18 @@ impl Acquirer {
         Err(Box::new(NotAcquired { error, residue }))
     }
 
-    /// Returns why a call for this claim must fail at once, before it asks or waits.
-    pub(crate) fn outage(&self, claim: &Claim) -> Option<LockError> {
+    /// Returns why a call for this claim must fail at once, while the servers are unreachable.
+    pub(crate) fn rejection(&self, claim: &Claim, asks_now: bool) -> Option<LockError> {
         let breaker = self.breaker.as_ref()?;
-        let error = breaker.reason(clock::now(), self.request_timeout(claim))?;
+        let probe_time = asks_now.then(|| self.backend.operation_timeout().saturating_mul(2));
+        let error = breaker.reject(clock::now(), self.request_timeout(claim), probe_time)?;
         Some(self.backend.lock_error(error, Action::Acquire, Some(claim.key.name())))
     }
 
     /// Fails if a call for this claim must fail at once. Otherwise the call asks.
     fn admit(&self, claim: &Claim) -> Result<(), Box<NotAcquired>> {
-        let Some(breaker) = &self.breaker else { return Ok(()) };
-        let probe_time = self.backend.operation_timeout().saturating_mul(2);
-        match breaker.reject(clock::now(), self.request_timeout(claim), probe_time) {
-            None => Ok(()),
-            Some(error) => {
-                let name = Some(claim.key.name());
-                let error = self.backend.lock_error(error, Action::Acquire, name);
-                Err(Box::new(NotAcquired { error, residue: None }))
-            }
-        }
+        let rejected = |error| Err(Box::new(NotAcquired { error, residue: None }));
+        self.rejection(claim, true).map_or(Ok(()), rejected)
     }
 
     fn request_timeout(&self, claim: &Claim) -> Duration {

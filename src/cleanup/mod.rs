@@ -28,6 +28,7 @@ use crate::{
     },
     sys::{
         clock::{self, Moment},
+        sleeper::Sleeper,
         sync::{Condvar, Mutex, MutexGuard},
         threads,
     },
@@ -55,8 +56,7 @@ struct State {
     queue: CleanupQueue,
     /// The thread runs, or is being started.
     is_running: bool,
-    /// Time until which the thread sleeps; only earlier work wakes it. `None` while it works.
-    asleep_until: Option<Moment>,
+    sleeper: Sleeper,
     /// Set on shutdown: the deadline for the last exchanges with the servers.
     shutdown_deadline: Option<Moment>,
 }
@@ -179,11 +179,7 @@ impl Shared {
             state.is_running = true;
             return true;
         }
-        let wake = state.asleep_until.is_some_and(|until| due < until);
-        if wake {
-            // The next caller need not wake it again.
-            state.asleep_until = None;
-        }
+        let wake = state.sleeper.must_wake(due);
         drop(state);
         if wake {
             clock::wake_one(&self.changed);
@@ -217,9 +213,9 @@ impl Shared {
                 Moment::NEVER => idle_until,
                 next => next,
             };
-            state.asleep_until = Some(until);
+            state.sleeper.sleeps_until(until);
             clock::park(&self.changed, &mut state, until);
-            state.asleep_until = None;
+            state.sleeper.works();
         }
         state.is_running = false;
         drop(state);

@@ -148,7 +148,8 @@ impl LockOptions {
 
     /// Sets the maximum time that the lock is held, as a bound on holders that hang. The lock is
     /// then released, and its holder receives [`LockLost::MaxHold`]. Defaults to
-    /// [`Config::max_hold`].
+    /// [`Config::max_hold`]. [`hold_at_least`](Self::hold_at_least) keeps it from others
+    /// nevertheless.
     ///
     /// [`LockLost::MaxHold`]: crate::LockLost::MaxHold
     pub fn max_hold(mut self, limit: Duration) -> LockOptions {

@@ -51,10 +51,8 @@ impl ValidatedConfig {
         self.check_ttl(terms.ttl)?;
         let period = HumanDuration(terms.hold_at_least);
         if terms.hold_at_least > TTL_MAX {
-            let reason = format!(
-                "hold_at_least is {period}, but must be at most {}",
-                HumanDuration(TTL_MAX)
-            );
+            let reason =
+                out_of_limits("hold_at_least", terms.hold_at_least, Duration::ZERO, TTL_MAX);
             return Err(LockError::InvalidOptions { reason });
         }
         if !self.quarantine.is_zero() && terms.hold_at_least > self.quarantine {
@@ -78,16 +76,16 @@ impl ValidatedConfig {
         let invalid = |reason| Err(LockError::InvalidOptions { reason });
         let shown = HumanDuration(ttl);
         if ttl < TTL_MIN || ttl > TTL_MAX {
-            let (min, max) = (HumanDuration(TTL_MIN), HumanDuration(TTL_MAX));
-            return invalid(format!(
-                "ttl is {shown}, but must be {min} to {max} (a held lock is renewed, so it needs \
-                 no longer ttl)"
-            ));
+            let mut reason = out_of_limits("ttl", ttl, TTL_MIN, TTL_MAX);
+            if ttl > TTL_MAX {
+                reason += " (a held lock is renewed, so it needs no longer ttl)";
+            }
+            return invalid(reason);
         }
         if !self.quarantine.is_zero() && ttl > self.quarantine {
             return invalid(format!(
-                "ttl is {shown}, longer than Config::quarantine ({}): a node that lost the lock \
-                 in a restart would vote again before the lock expires on the others; raise the \
+                "ttl is {shown}, longer than Config::quarantine ({}): a server that lost the \
+                 lock in a restart could grant it again before this lease ends; raise the \
                  quarantine in every program, or shorten the ttl",
                 HumanDuration(self.quarantine)
             ));
@@ -112,11 +110,18 @@ impl Config {
     /// Validates all settings. This is the only way from a `Config` to a manager.
     pub(crate) fn validate(&self) -> Result<ValidatedConfig> {
         let invalid = |reason: String| Err(LockError::InvalidConfig { reason });
-        if let Some(name) = self.non_utf8_variable {
-            return invalid(format!("the URL in {name} is not UTF-8; write other bytes as %XX"));
+        let source = self.variable.map(|name| format!("in {name}, ")).unwrap_or_default();
+        if !self.is_utf8 {
+            return invalid(format!("{source}the URL is not UTF-8; write other bytes as %XX"));
         }
-        let endpoints =
-            self.urls.iter().map(|url| self.endpoint(url)).collect::<Result<Vec<_>>>()?;
+        let with_source = |error| match error {
+            LockError::InvalidConfig { reason } => {
+                LockError::InvalidConfig { reason: format!("{source}{reason}") }
+            }
+            other => other,
+        };
+        let endpoints = self.urls.iter().map(|url| self.endpoint(url).map_err(with_source));
+        let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
         check_nodes(&endpoints)?;
         self.validate_settings(endpoints, "pool_size")
     }
@@ -202,13 +207,16 @@ fn check(setting: &str, value: Duration, limits: RangeInclusive<Duration>) -> Re
     if limits.contains(&value) {
         return Ok(());
     }
-    let (value, max) = (HumanDuration(value), HumanDuration(*limits.end()));
-    let limits = match *limits.start() {
-        Duration::ZERO => format!("at most {max}"),
-        min => format!("{} to {max}", HumanDuration(min)),
-    };
-    let reason = format!("{setting} is {value}, but must be {limits}");
+    let reason = out_of_limits(setting, value, *limits.start(), *limits.end());
     Err(LockError::InvalidConfig { reason })
+}
+
+fn out_of_limits(setting: &str, value: Duration, least: Duration, most: Duration) -> String {
+    let [value, min, max] = [value, least, most].map(|one| HumanDuration(one).to_string());
+    // It is shown rounded.
+    let is = if value == max { "is more than" } else { "is" };
+    let limits = if least.is_zero() { format!("at most {max}") } else { format!("{min} to {max}") };
+    format!("{setting} {is} {value}, but must be {limits}")
 }
 
 /// Checks what can be checked about several nodes without connecting to them.
@@ -310,7 +318,8 @@ mod tests {
             (local().spin(Duration::from_secs(1)), "spin is 1s"),
             (local().claim_window(Duration::ZERO), "claim_window is 0s"),
             (local().ttl(Duration::ZERO), "ttl is 0s"),
-            (local().ttl(Duration::MAX), "to 24h"),
+            (local().ttl(Duration::MAX), "to 24h (a held lock is renewed"),
+            (local().ttl(TTL_MAX + Duration::from_millis(1)), "ttl is more than 24h, but must be"),
             (local().max_hold(Duration::ZERO), "max_hold is zero"),
             (local().prefix("p".repeat(5000)), "5000 bytes"),
             (hosts(0), "there are no nodes"),

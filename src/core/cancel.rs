@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use crate::sys::sync::Mutex;
+use crate::sys::{clock::TimeSource, sync::Mutex};
 
 /// Ends waits for locks: any thread may call [`cancel`](Self::cancel), and all calls whose options
 /// have the token return [`LockError::Cancelled`](crate::LockError::Cancelled). Clones are the same
@@ -32,7 +32,8 @@ pub struct CancelToken(Arc<Mutex<State>>);
 struct State {
     is_cancelled: bool,
     last_number: u64,
-    wakers: BTreeMap<u64, Waker>,
+    /// With the clock by which the thread waits that registered the waker.
+    wakers: BTreeMap<u64, (TimeSource, Waker)>,
 }
 
 type Waker = Arc<dyn Fn() + Send + Sync>;
@@ -62,7 +63,10 @@ impl CancelToken {
             state.is_cancelled = true;
             std::mem::take(&mut state.wakers)
         };
-        wakers.into_values().for_each(|wake| wake());
+        for (time, wake) in wakers.into_values() {
+            let _time = time.enter();
+            wake();
+        }
     }
 
     /// Returns whether the token has been cancelled.
@@ -77,7 +81,7 @@ impl CancelToken {
         let number = state.last_number;
         let is_cancelled = state.is_cancelled;
         if !is_cancelled {
-            state.wakers.insert(number, wake.clone());
+            state.wakers.insert(number, (TimeSource::current(), wake.clone()));
         }
         drop(state);
         if is_cancelled {

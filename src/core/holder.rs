@@ -27,11 +27,12 @@ const PTTL_NOT_READ: i64 = -3;
 /// left are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    id: String,
+    id: Box<str>,
     /// The bytes that the server reported, if they are not valid UTF-8.
     raw: Option<Box<[u8]>>,
     /// The last token granted for this lock; zero if unknown.
     token: u64,
+    reported_at: ReportTime,
     held_for: Option<Duration>,
     ttl_left: Option<Duration>,
     /// The lock has an expiry that the server does not report.
@@ -41,11 +42,23 @@ pub struct Holder {
     is_kept: bool,
     /// The caller would fit beside the holder: only waiters exclude it, because they come first.
     admits_caller: bool,
-    nodes: Vec<NodeAnswer>,
+    nodes: Box<[NodeAnswer]>,
     /// How a group holds the lock; `None` for one holder alone. In a box, because holders are parts
     /// of many results.
     group: Option<Box<HeldBy>>,
 }
+
+/// The local time of a report. Reports that differ in nothing else are equal.
+#[derive(Clone, Copy, Debug)]
+struct ReportTime(SystemTime);
+
+impl PartialEq for ReportTime {
+    fn eq(&self, _: &ReportTime) -> bool {
+        true
+    }
+}
+
+impl Eq for ReportTime {}
 
 impl Holder {
     /// A holder of which only the identifier is known.
@@ -55,16 +68,17 @@ impl Holder {
         let (is_kept, released) = split_kept(id.as_bytes(), false);
         let id = if is_kept { String::from_utf8_lossy(released).into_owned() } else { id };
         Holder {
-            id: truncate_id(id),
+            id: truncate_id(id).into(),
             is_kept,
             admits_caller: false,
             raw: None,
             token: 0,
+            reported_at: ReportTime(clock::wall_clock()),
             held_for,
             ttl_left,
             hides_expiry: true,
             waiters,
-            nodes: Vec::new(),
+            nodes: Box::default(),
             group: boxed(held_by),
         }
     }
@@ -117,7 +131,7 @@ impl Holder {
 
     /// Adds the replies of the nodes.
     pub(crate) fn with_nodes(self, nodes: Vec<NodeAnswer>) -> Holder {
-        Holder { nodes, ..self }
+        Holder { nodes: nodes.into(), ..self }
     }
 
     /// Adds the number of waiters.
@@ -202,13 +216,14 @@ impl Holder {
         self.held_for
     }
 
-    /// Returns the local time at which the lock was acquired: the current time minus
+    /// Returns the local time at which the lock was acquired: the time of the server's reply minus
     /// [`held_for`](Self::held_for). For display, not for arithmetic.
     ///
     /// Also `None` if that time is before 1970, because a clock is wrong.
     pub fn since(&self) -> Option<SystemTime> {
         // A token written by another client can make the age impossibly large.
-        clock::wall_clock()
+        self.reported_at
+            .0
             .checked_sub(self.held_for?)
             .filter(|since| *since >= SystemTime::UNIX_EPOCH)
     }
@@ -233,9 +248,10 @@ impl Holder {
     }
 
     /// Returns the local time until which the lock is [kept](Self::is_kept) after its release:
-    /// the current time plus [`ttl_left`](Self::ttl_left). For display, not for arithmetic.
+    /// the time of the server's reply plus [`ttl_left`](Self::ttl_left). For display, not for
+    /// arithmetic.
     pub fn kept_until(&self) -> Option<SystemTime> {
-        clock::wall_clock().checked_add(self.ttl_left.filter(|_| self.is_kept)?)
+        self.reported_at.0.checked_add(self.ttl_left.filter(|_| self.is_kept)?)
     }
 
     /// Returns the number of waiters at the server; `None` if it was not asked for it. Threads of
@@ -340,6 +356,18 @@ mod tests {
         assert_eq!((held.is_kept(), held.kept_until()), (false, None));
         assert!(Holder::from_id(format!("distlock:kept {ID}")).is_kept());
         assert!(Holder::from_member(format!("kept {ID}").as_bytes(), 1, HeldBy::One).is_kept());
+    }
+
+    /// A caller that waits in the server's queue shows its last report much later.
+    #[test]
+    fn times_of_a_report_stay_as_they_are() {
+        let held = Holder::from_report(ID.as_bytes(), 8_400, 1_000_000, 0, 2_600_000);
+        let kept = format!("distlock:kept {ID}");
+        let kept = Holder::from_report(kept.as_bytes(), 8_400, 1_000_000, 0, 2_600_000);
+        let (since, until) = (held.since().unwrap(), kept.kept_until().unwrap());
+        let read = clock::wall_clock();
+        while clock::wall_clock() == read {}
+        assert_eq!((held.since(), kept.kept_until()), (Some(since), Some(until)));
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub enum LockLost {
     /// server has closed it, or the manager has, for example because the server had become
     /// read-only; the log says why. Only in MySQL and MariaDB.
     ConnectionLost,
-    /// The lock was held for [`max_hold`](crate::LockOptions::max_hold), and was then released.
+    /// The lock was held for [`max_hold`](crate::LockOptions::max_hold). The manager reports that
+    /// before it releases the lock, which can fail.
     MaxHold,
     /// The manager was shut down, which released the lock.
     Shutdown,
@@ -37,9 +38,7 @@ impl fmt::Display for LockLost {
             LockLost::Taken { by } => write!(f, "it is now held by {by}"),
             LockLost::Gone => f.write_str("it no longer exists on the server"),
             LockLost::ConnectionLost => f.write_str("the connection that held it was closed"),
-            LockLost::MaxHold => {
-                f.write_str("it was held for the maximum time (max_hold) and was released")
-            }
+            LockLost::MaxHold => f.write_str("it was held for the maximum time (max_hold)"),
             LockLost::Shutdown => f.write_str("its manager was shut down"),
         }
     }

@@ -35,13 +35,23 @@ pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
              README",
         );
     }
+    if code == "ERR" && message.contains("DB index") {
+        return Some("write a smaller database number after the host in the URL");
+    }
     match code {
         "DENIED" => Some(
             "set a password on the server, or turn off its protected-mode if only trusted clients \
              can reach it",
         ),
-        "NOAUTH" => Some("put a password into the URL"),
-        "WRONGPASS" => Some("check the user and the password in the URL"),
+        "NOAUTH" => Some("put a password into the URL or Config::password"),
+        "WRONGPASS" => Some(
+            "check the user in the URL, and the password there or in Config::password; without a \
+             user, write redis://:password@host",
+        ),
+        // As MySQL and MariaDB say it; a replica of Redis is "read only".
+        "READONLY" if message.contains("read-only") || message.contains("READ ONLY") => {
+            Some("connect to the primary; if this is the primary, turn read_only off")
+        }
         "READONLY" => Some("the server is a replica; connect to its master"),
         "OOM" => Some("free memory, or raise maxmemory"),
         "MISCONF" => Some("fix the server's persistence"),
@@ -50,5 +60,26 @@ pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
             "the server is a node of a Redis Cluster; write redis+cluster://host,host as the URL",
         ),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_only_servers_of_both_kinds_get_their_advice() {
+        let redis = advice("READONLY", "You can't write against a read only replica.").unwrap();
+        assert!(redis.contains("connect to its master"), "{redis}");
+        for mysql in ["the server is read-only", "in a READ ONLY transaction."] {
+            let advice = advice("READONLY", mysql).unwrap();
+            assert!(advice.contains("turn read_only off"), "{advice}");
+        }
+    }
+
+    #[test]
+    fn database_that_does_not_exist_is_one_of_the_url() {
+        let advice = advice("ERR", "DB index is out of range").unwrap();
+        assert!(advice.contains("database number"), "{advice}");
     }
 }

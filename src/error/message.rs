@@ -26,7 +26,7 @@ impl LockError {
             LockError::Timeout { name, behind_own_threads: true, .. } => write!(
                 f,
                 "could not acquire lock {}: other threads of this process wait for it, and come \
-                 first; wait too, or try again later",
+                 first",
                 Quoted(name)
             ),
             LockError::Timeout { name, holder, waited, server, .. } => {
@@ -55,8 +55,8 @@ impl LockError {
             }
             LockError::PoolExhausted { action, name, server, pool_size, .. } => write!(
                 f,
-                "could not {action} {} at {server}: {} in use; return them sooner, or raise \
-                 Config::pool_size (MySqlConfig::max_connections)",
+                "could not {action} {} at {server}: {} in use; use fewer at a time, or raise \
+                 Config::pool_size (in MySQL, MySqlConfig::max_connections)",
                 Subject(name),
                 AllConnections(*pool_size)
             ),
@@ -81,7 +81,7 @@ impl LockError {
             LockError::WrongType { name, key, server } => write!(
                 f,
                 "could not use lock {}: key {} at {server} holds something that is not a lock, \
-                 and was not changed; choose another name or prefix",
+                 and was not changed",
                 Quoted(name),
                 Quoted(key)
             ),
@@ -89,22 +89,18 @@ impl LockError {
             LockError::InvalidOptions { reason } => write!(f, "invalid lock options: {reason}"),
             LockError::InvalidConfig { reason } => write!(f, "invalid configuration: {reason}"),
             LockError::Lost { name, why } => {
-                let name = Quoted(name);
-                write!(f, "lock {name} is lost: {why}; acquire it again before you go on")
+                write!(f, "lock {} is lost: {why}", Quoted(name))
             }
-            LockError::AlreadyInitialized => f.write_str(
-                "the process-wide manager already exists and was not changed; call RedisMgr::init \
-                 before the first RedisMgr::instance, or create a separate manager with \
-                 RedisMgr::new",
-            ),
+            LockError::AlreadyInitialized => {
+                f.write_str("the process-wide manager already exists and was not changed")
+            }
             LockError::InitInProgress => f.write_str(
-                "this thread is creating the process-wide manager, and cannot use it yet; do not \
-                 call RedisMgr::instance from a logger",
+                "this thread is creating the process-wide manager, and cannot use it yet",
             ),
             LockError::WouldDeadlock { name } => write!(
                 f,
                 "could not acquire lock {}: this thread holds it by lock_reentrant, and would wait \
-                 for itself; release that guard first, or call lock_reentrant again",
+                 for itself",
                 Quoted(name)
             ),
             LockError::Cancelled { name, waited } => write!(
@@ -116,7 +112,7 @@ impl LockError {
             LockError::Shutdown => f.write_str("the lock manager has been shut down"),
             LockError::Forked => f.write_str(
                 "this process was forked from one that had created a lock manager, so it cannot \
-                 lock; fork before creating the first manager, or call exec in the child",
+                 lock",
             ),
             LockError::NoThread { purpose, cause } => {
                 write!(f, "could not start a thread for the {purpose}: {cause}")

@@ -22,7 +22,7 @@ use self::{
 use crate::{
     core::{cancel::CancelToken, claim::TOKENS_RESERVED},
     sys::{
-        clock::{self, Moment, TimeSource},
+        clock::{self, Moment},
         sync::Mutex,
     },
 };
@@ -30,6 +30,10 @@ use crate::{
 /// Part of what is left of a lease for which its lock may be handed over. The lease then is usually
 /// not about to be renewed, and each holder has nearly all of it.
 const WINDOWS_PER_LEASE: u32 = 8;
+/// Divisor of the window: the part of it in which the lock is no longer handed over. The last
+/// holder's release takes until the end of the window then, and waiters elsewhere wait no longer
+/// than the windows before theirs add up to.
+const END_DIVISOR: u32 = 8;
 
 /// The local queues of a manager. `T` is a lock that is handed over.
 #[derive(Debug)]
@@ -150,17 +154,16 @@ impl<T: Send + 'static> LocalQueues<T> {
         cancel: Option<&CancelToken>,
     ) -> Turn<T> {
         let _cancellation = cancel.map(|token| {
-            let (waiter, time) = (waiter.clone(), TimeSource::current());
-            token.on_cancel(Arc::new(move || {
-                let _time = time.enter();
-                waiter.cancel();
-            }))
+            let waiter = waiter.clone();
+            token.on_cancel(Arc::new(move || waiter.cancel()))
         });
         loop {
             let given_up = match waiter.wait(until) {
                 Woken::Turn(turn) => return turn,
                 Woken::WindowEnded => {
-                    self.on_window_end(lock, ticket, waiter);
+                    let decide =
+                        |queue: &mut LocalQueue<_>| queue.on_window_end(ticket, clock::now());
+                    self.obey(lock, self.with(lock, decide));
                     continue;
                 }
                 Woken::TimedOut => Turn::TimedOut,
@@ -192,20 +195,6 @@ impl<T: Send + 'static> LocalQueues<T> {
     fn representative(self: &Arc<Self>, lock: &Arc<str>) -> Representative<T> {
         let queue_ref = QueueRef { queues: self.clone(), lock: lock.clone() };
         Representative { queue_ref, is_ended: false }
-    }
-
-    fn on_window_end(
-        self: &Arc<Self>,
-        lock: &Arc<str>,
-        ticket: Ticket,
-        waiter: &LocalWaiter<Turn<T>>,
-    ) {
-        let ended = self.with(lock, |queue| queue.on_window_end(ticket, clock::now()));
-        match ended {
-            Some(Ok(first)) => self.obey(lock, Some(Signal::Represent(first))),
-            Some(Err(watch_until)) => waiter.watch(watch_until),
-            None => {}
-        }
     }
 
     /// Returns false if the thread has left the queue already.
@@ -246,6 +235,7 @@ impl<T: Send + 'static> Representative<T> {
         let queue_ref = self.queue_ref.clone();
         let window =
             queue_ref.queues.window.min(deadline.duration_since(since) / WINDOWS_PER_LEASE);
+        let window = window - window / END_DIVISOR;
         let number = HoldNumber(queue_ref.queues.shared.lock().next_number());
         queue_ref.decide(|queue| {
             queue.on_granted(number, since.saturating_add(window), TOKENS_RESERVED)
@@ -277,7 +267,7 @@ impl<T: Send + 'static> LocalHold<T> {
     pub(crate) fn pass(mut self, held: Terms) -> Option<Passing<T>> {
         let (queue_ref, number) = (self.queue_ref.clone(), self.number.take()?);
         let mut next = None;
-        queue_ref.decide(|queue| match queue.release(number, held, clock::now()) {
+        queue_ref.decide(|queue| match queue.release(number, Some(held), clock::now()) {
             Release::HandOver { to, signal } => {
                 next = Some(to);
                 signal
@@ -291,8 +281,7 @@ impl<T: Send + 'static> LocalHold<T> {
 impl<T: Send + 'static> Drop for LocalHold<T> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            let nobody = Terms { ttl: Duration::ZERO, renew: false, is_local: false };
-            self.queue_ref.decide(|queue| match queue.release(number, nobody, clock::now()) {
+            self.queue_ref.decide(|queue| match queue.release(number, None, clock::now()) {
                 Release::HandOver { signal, .. } | Release::ToServer(signal) => signal,
             });
         }

@@ -146,19 +146,23 @@ impl<S: Clone> LocalQueue<S> {
     pub(crate) fn on_left(&mut self, now: Moment) -> Option<Signal<S>> {
         self.representatives = self.representatives.saturating_sub(1);
         self.has_promoted = false;
-        match self.open_window(now) {
-            Some(window_end) => self.ensure_watched(window_end),
-            None => self.promote(),
-        }
+        self.watch_or_promote(now)
     }
 
-    /// The holder releases the lock, which it has held on these terms.
-    pub(crate) fn release(&mut self, number: HoldNumber, held: Terms, now: Moment) -> Release<S> {
+    /// The holder releases the lock, which may be handed over to a thread that wants it on these
+    /// terms.
+    pub(crate) fn release(
+        &mut self,
+        number: HoldNumber,
+        terms: Option<Terms>,
+        now: Moment,
+    ) -> Release<S> {
         let is_open = self.open_window(now).is_some();
         let Some(hold) = self.hold.filter(|hold| hold.number == number) else {
             return Release::ToServer(None);
         };
-        let fits = |seat: &Seat<S>| held.is_local && seat.terms == held;
+        let terms = terms.filter(|terms| terms.is_local);
+        let fits = |seat: &Seat<S>| terms == Some(seat.terms);
         if is_open && self.handovers_left > 0 && self.waiting.front().is_some_and(fits) {
             self.handovers_left -= 1;
             if let Some(next) = self.waiting.pop_front() {
@@ -185,26 +189,13 @@ impl<S: Clone> LocalQueue<S> {
         self.watcher = None;
     }
 
-    /// The watcher has woken. Returns until when it must go on watching, or which thread becomes a
-    /// representative.
-    pub(crate) fn on_window_end(
-        &mut self,
-        ticket: Ticket,
-        now: Moment,
-    ) -> Option<Result<S, Moment>> {
+    /// The watcher has woken. It may have to go on watching.
+    pub(crate) fn on_window_end(&mut self, ticket: Ticket, now: Moment) -> Option<Signal<S>> {
         if self.watcher != Some(ticket) {
             return None;
         }
-        if self.representatives == 0
-            && let Some(window_end) = self.open_window(now)
-        {
-            return Some(Err(window_end));
-        }
         self.watcher = None;
-        match self.promote() {
-            Some(Signal::Represent(waiter)) => Some(Ok(waiter)),
-            _ => None,
-        }
+        self.watch_or_promote(now)
     }
 
     /// A thread stops waiting. Returns `None` if it has left the queue before, so that it has got
@@ -216,10 +207,7 @@ impl<S: Clone> LocalQueue<S> {
             return Some(None);
         }
         self.watcher = None;
-        Some(match self.open_window(now) {
-            Some(window_end) => self.ensure_watched(window_end),
-            None => self.promote(),
-        })
+        Some(self.watch_or_promote(now))
     }
 
     /// Makes all waiting threads representatives, because the servers are unreachable, or the
@@ -244,6 +232,14 @@ impl<S: Clone> LocalQueue<S> {
     fn open_window(&self, now: Moment) -> Option<Moment> {
         let window_end = self.hold.map(|hold| hold.window_end);
         window_end.filter(|window_end| now < *window_end)
+    }
+
+    /// What the waiting threads are owed while nobody watches the window.
+    fn watch_or_promote(&mut self, now: Moment) -> Option<Signal<S>> {
+        match self.open_window(now) {
+            Some(window_end) => self.ensure_watched(window_end),
+            None => self.promote(),
+        }
     }
 
     /// Makes the last thread the watcher if there is none, because it waits longest.

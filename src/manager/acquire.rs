@@ -92,15 +92,16 @@ impl Manager {
         let ttl = params.ttl.max(params.hold_at_least);
         let claim = Claim { key, id: generate_lock_id(), ttl, kind, token: 0 };
         let (name, observer) = (claim.key.name(), &self.observer);
+        // Before the attempt is counted: a test that sees it may advance the clock at once.
+        let since = clock::now();
         observer.attempted(name, &claim.id, params.wait);
         let wait_span = WaitSpan::begin(name, &claim.id);
         let time_limit =
             params.wait.unwrap_or(Duration::MAX).saturating_add(self.operation_timeout());
-        let since = clock::now();
         let call_deadline = since.saturating_add(time_limit);
         let left = || self.time_left().min(call_deadline.duration_since(clock::now()));
         let is_local = is_local && !is_kept;
-        let turn = match self.acquirer.outage(&claim) {
+        let turn = match self.acquirer.rejection(&claim, false) {
             Some(error) => Err(error),
             None => self.await_local_turn(&claim, params, is_local, since),
         };

@@ -146,7 +146,7 @@ impl Manager {
                 name: claim.key.name().to_owned(),
                 waited: Duration::ZERO,
             };
-            is_cancelled.then(cancelled).or_else(|| self.acquirer.outage(claim))
+            is_cancelled.then(cancelled).or_else(|| self.acquirer.rejection(claim, false))
         });
         if let Some(error) = refusal {
             self.report_not_acquired(&claims, spans, &error);

@@ -10,6 +10,7 @@ use crate::{
     backend::Passed,
     core::{claim::Claim, kind::LockKind, lease::Lease, lock_lost::LockLost},
     error::{Action, LockError, Result},
+    renew::RenewalPlan,
     sys::clock,
 };
 
@@ -44,12 +45,14 @@ impl Manager {
                 let longest = Claim { kind, ..lease.longest_claim() };
                 self.abandon(&longest, self.backend.lease_residue(&lease), self.time_left());
                 let held_for = lease.held_for(clock::now());
-                let ended = EndedLock { lease, span, was_held, held_for, outcome: None };
+                let ended = EndedLock { lease, span, was_held, held_for };
                 self.report_ended(ended, None);
                 let error = self.backend.lock_error(error, Action::Release, Some(name));
                 return Err(error.advising(RETRIED));
             }
         };
+        // A grant to the writer that is still to be confirmed is confirmed by this one.
+        let plan = RenewalPlan { provisional: grant.provisional, ..plan };
         let now = clock::now();
         let held_since = now.saturating_sub(lease.held_for(now));
         let mut reader = Lease::new(claim, grant, held_since);
@@ -63,7 +66,7 @@ impl Manager {
             None => {
                 let outcome = self.release_lease(&lease, true, self.time_left());
                 let held_for = lease.held_for(clock::now());
-                let ended = EndedLock { lease, span, was_held, held_for, outcome: None };
+                let ended = EndedLock { lease, span, was_held, held_for };
                 self.report_ended(ended, outcome.as_ref().ok());
                 Err(LockError::Shutdown)
             }

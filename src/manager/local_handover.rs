@@ -20,7 +20,6 @@ use crate::{
     },
     error::{Action, LockError, Result},
     local::{LocalHold, Representative, Terms, Turn, Wanted},
-    lock_info::Released,
     observe::{HoldSpan, WaitSpan, event::AcquiredEvent},
     renew::{Registration, RenewalPlan},
     sys::clock::{self, Moment},
@@ -132,23 +131,18 @@ impl Manager {
         let Some(passing) = hold.pass(terms) else { return Err(held) };
         let (wanted, now) = (passing.wanted(), clock::now());
         let hold_until = wanted.max_hold.map_or(Moment::NEVER, |limit| now.saturating_add(limit));
-        let mut next = None;
-        let successor = |former: &Lease| {
-            let lease = Arc::new(former.successor(wanted.release_in_background, now));
-            next.insert(lease).clone()
-        };
-        let is_registered = held.registration.replace(successor, hold_until);
-        let Some(next) = next.filter(|_| is_registered && lease.end(LeaseEnd::Released)) else {
+        let next = Arc::new(lease.successor(wanted.release_in_background, now));
+        let is_registered = held.registration.replace(next.clone(), hold_until);
+        if !is_registered || !lease.end(LeaseEnd::Released) {
             // The chosen thread asks the server instead.
             drop(passing);
             return Err(held);
-        };
+        }
         let HeldLock { lease, registration, span, plan, .. } = held;
         let plan = RenewalPlan { hold_until, ..plan };
         passing.complete(|hold| HandedOver { lease: next, registration, plan, hold });
         let held_for = lease.held_for(clock::now());
-        let outcome = Some(Ok(Released::Released));
-        Ok(EndedLock { lease, span, was_held: true, held_for, outcome })
+        Ok(EndedLock { lease, span, was_held: true, held_for })
     }
 }
 

@@ -36,8 +36,6 @@ pub(super) struct EndedLock {
     pub(super) span: HoldSpan,
     pub(super) was_held: bool,
     pub(super) held_for: Duration,
-    /// The outcome of the release; `None` if the servers still keep the lock.
-    pub(super) outcome: Option<Result<Released>>,
 }
 
 /// Ends a lease whose holder gives it up, then its renewal. Returns whether it was valid until now.
@@ -52,9 +50,9 @@ impl Manager {
     /// lock that may be free is never reported as held. Takes at most `timeout`.
     pub(crate) fn release(&self, held: HeldLock, timeout: Duration) -> Result<Released> {
         let _time = self.time.enter();
-        let mut ended = self.end(held);
+        let (ended, outcome) = self.end(held);
         let release = || self.release_lease(&ended.lease, ended.was_held, timeout);
-        let outcome = ended.outcome.take().unwrap_or_else(release);
+        let outcome = outcome.unwrap_or_else(release);
         self.report_ended(ended, outcome.as_ref().ok());
         outcome
     }
@@ -67,10 +65,11 @@ impl Manager {
         was_held
     }
 
-    /// Hands the lock over inside the process, or ends its lease. Calls no handlers.
-    pub(super) fn end(&self, held: HeldLock) -> EndedLock {
+    /// Hands the lock over inside the process, or ends its lease. Calls no handlers. Returns the
+    /// outcome of the release too, unless the servers still keep the lock.
+    pub(super) fn end(&self, held: HeldLock) -> (EndedLock, Option<Result<Released>>) {
         let HeldLock { lease, registration, span, .. } = match self.hand_over(held) {
-            Ok(ended) => return ended,
+            Ok(ended) => return (ended, Some(Ok(Released::Released))),
             Err(held) => held,
         };
         let was_held = end_lease(&lease, registration);
@@ -78,7 +77,7 @@ impl Manager {
         // A shutdown has released the lock, or left it to expire.
         let outcome = is_shut_down.then_some(Err(LockError::Shutdown));
         let held_for = lease.held_for(clock::now());
-        EndedLock { lease, span, was_held, held_for, outcome }
+        (EndedLock { lease, span, was_held, held_for }, outcome)
     }
 
     /// Cleans up after a lock that turns out to be lost while its holder gives it up: an earlier
@@ -92,7 +91,7 @@ impl Manager {
 
     /// Reports how a lock has ended. `outcome` is that of its release, if the servers confirmed it.
     pub(super) fn report_ended(&self, ended: EndedLock, outcome: Option<&Released>) {
-        let EndedLock { lease, span, was_held, held_for, .. } = ended;
+        let EndedLock { lease, span, was_held, held_for } = ended;
         report_loss(&self.observer, &lease);
         let was_lost = !was_held || self.report_release(&lease, held_for, outcome);
         span.end(if was_lost { "lost" } else { "released" });
@@ -129,8 +128,8 @@ impl Manager {
     /// Ends the lease, and has its lock released in the background. After a shutdown, takes at most
     /// `timeout`.
     fn release_in_background(&self, held: HeldLock, timeout: Duration) {
-        let mut ended = self.end(held);
-        if let Some(outcome) = ended.outcome.take() {
+        let (ended, outcome) = self.end(held);
+        if let Some(outcome) = outcome {
             self.report_ended(ended, outcome.as_ref().ok());
             return;
         }
@@ -280,7 +279,7 @@ impl Manager {
         // Inspecting takes at most half of the time, which leaves the rest for the release.
         let inspect_until = clock::now().saturating_add(self.operation_timeout() / 2);
         let reported = || self.backend.reported_ids(key, inspect_until);
-        let Some(ids) = self.look(key, reported)? else { return Ok(false) };
+        let Some(ids) = self.look(key, Action::Release, reported)? else { return Ok(false) };
         // Release by id: if a reply is lost, the retry must not affect the next holder. All members
         // of a group are released by its name, and only once.
         // Each but the last gets half of the time: over several nodes, one may not reply.

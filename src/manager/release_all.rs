@@ -38,10 +38,15 @@ impl Manager {
     ) -> Result<Released> {
         let _time = self.time.enter();
         let ended = held.into_iter().rev().map(|held| self.end(held));
-        let (kept, done): (Vec<EndedLock>, Vec<_>) =
-            ended.partition(|ended| ended.outcome.is_none());
+        let (mut kept, mut done) = (Vec::new(), Vec::new());
+        for (ended, outcome) in ended {
+            match outcome {
+                Some(outcome) => done.push((outcome, ended)),
+                None => kept.push(ended),
+            }
+        }
         let leases: Vec<(&Lease, bool)> =
-            kept.iter().map(|ended| (&*ended.lease, ended.was_held)).collect();
+            kept.iter().map(|ended: &EndedLock| (&*ended.lease, ended.was_held)).collect();
         let results: Vec<Result<Released>> = self.observer.shield(|| {
             let reports = self.backend.release_leases(&leases, deadline);
             let with_leases = leases.iter().zip(reports);
@@ -49,9 +54,8 @@ impl Manager {
                 .map(|((lease, was_held), report)| self.conclude_release(lease, *was_held, report))
                 .collect()
         });
-        let done = done.into_iter().filter_map(|mut ended| Some((ended.outcome.take()?, ended)));
         let mut first = Ok(Released::Released);
-        for (outcome, ended) in done.chain(results.into_iter().zip(kept)) {
+        for (outcome, ended) in done.into_iter().chain(results.into_iter().zip(kept)) {
             self.report_ended(ended, outcome.as_ref().ok());
             if matches!(first, Ok(Released::Released)) {
                 first = outcome;

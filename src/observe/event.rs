@@ -94,8 +94,9 @@ pub trait HandleEvent: Send + Sync + fmt::Debug {
     fn detached(&self, event: &DetachedEvent<'_>) {}
 
     /// Another client held the lock while the caller waited, or at the moment of the call if the
-    /// caller did not wait. A call for several locks ends like this for all of them, if one of them
-    /// is held; the event of the others has no holder.
+    /// caller did not wait. A call for several locks that does not wait ends like this for all of
+    /// them, if one of them is held; the event of the others has no holder. A call that waits ends
+    /// like this for the lock it waited for, and has released those that it got before.
     fn timed_out(&self, event: &TimedOutEvent<'_>) {}
 
     /// Acquisition failed for a reason other than contention.

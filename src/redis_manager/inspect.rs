@@ -141,7 +141,8 @@ impl RedisMgr {
     ///
     /// # Errors
     ///
-    /// The errors of [`LockGuard::release`](crate::LockGuard::release).
+    /// The errors of [`LockGuard::release`](crate::LockGuard::release). A key that holds something
+    /// that is not a lock counts as [`Released::Gone`](crate::Released::Gone).
     pub fn force_release_if(&self, name: &str, id: &str) -> Result<Released> {
         let manager = self.handle.manager()?;
         manager.force_release_if(&manager.key(name)?, id)

@@ -204,11 +204,9 @@ fn threads_wake_for_lease_that_is_registered_as_they_park() {
 
 /// Hands the lock of a lease over to a next holder. Returns its lease.
 fn hand_over(registration: &Registration, former: &Lease) -> Option<Arc<Lease>> {
-    let mut next = None;
-    let successor =
-        |former: &Lease| next.insert(Arc::new(former.successor(false, clock::now()))).clone();
-    let is_registered = registration.replace(successor, Moment::NEVER);
-    next.filter(|_| is_registered && former.end(LeaseEnd::Released))
+    let next = Arc::new(former.successor(false, clock::now()));
+    let is_registered = registration.replace(next.clone(), Moment::NEVER);
+    (is_registered && former.end(LeaseEnd::Released)).then_some(next)
 }
 
 /// A lock is handed over while its renewal falls due: it is that of the former holder, who then

@@ -34,6 +34,7 @@ use crate::{
     observe::Observer,
     sys::{
         clock::{self, Moment},
+        sleeper::Sleeper,
         slot::Slot,
         sync::{Condvar, Mutex, MutexGuard},
         threads::{self, Thread},
@@ -70,22 +71,6 @@ struct RenewerState {
     worker: Sleeper,
 }
 
-/// Time until which a thread sleeps; only earlier work wakes it. `None` while it works.
-#[derive(Debug, Default)]
-struct Sleeper(Option<Moment>);
-
-impl Sleeper {
-    /// Whether the thread must be woken, because it sleeps past `due`.
-    fn must_wake(&mut self, due: Moment) -> bool {
-        let wake = self.0.is_some_and(|until| due < until);
-        if wake {
-            // The next caller need not wake it again.
-            self.0 = None;
-        }
-        wake
-    }
-}
-
 /// Keeps a lease in the renewer's schedule. Dropping this ends the renewal.
 #[derive(Debug)]
 pub(crate) struct Registration {
@@ -104,13 +89,9 @@ impl Drop for Registration {
 impl Registration {
     /// Keeps the lease of the next holder in this process alive, in place of the former one, which
     /// the caller must end. Returns false if the former one has ended, or was renewed.
-    pub(crate) fn replace(
-        &self,
-        successor: impl FnOnce(&Lease) -> Arc<Lease>,
-        hold_until: Moment,
-    ) -> bool {
+    pub(crate) fn replace(&self, next: Arc<Lease>, hold_until: Moment) -> bool {
         let mut state = self.shared.state.lock();
-        let former = state.schedule.replace(self.generation, successor, hold_until);
+        let former = state.schedule.replace(self.generation, next, hold_until);
         self.shared.wake_sleepers(state);
         // The former lease is dropped only now that the mutex is unlocked.
         former.is_some()
@@ -236,9 +217,9 @@ impl Shared {
                 return Some(due);
             }
             let until = state.schedule.earliest_deadline();
-            state.timer.0 = Some(until);
+            state.timer.sleeps_until(until);
             clock::park_suspend_aware(&self.wakes_timer, &mut state, until);
-            state.timer.0 = None;
+            state.timer.works();
         }
         None
     }
@@ -256,9 +237,9 @@ impl Shared {
                 return Some(due);
             }
             let until = state.schedule.earliest_renewal().min(probe_at);
-            state.worker.0 = Some(until);
+            state.worker.sleeps_until(until);
             clock::park_suspend_aware(&self.wakes_worker, &mut state, until);
-            state.worker.0 = None;
+            state.worker.works();
         }
         None
     }

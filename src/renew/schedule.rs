@@ -127,14 +127,13 @@ impl Schedule {
     pub(crate) fn replace(
         &mut self,
         generation: Generation,
-        successor: impl FnOnce(&Lease) -> Arc<Lease>,
+        next: Arc<Lease>,
         hold_until: Moment,
     ) -> Option<Arc<Lease>> {
         let entry = self.entries.get_mut(&generation)?;
         if entry.was_renewed {
             return None;
         }
-        let next = successor(&entry.lease);
         let former = std::mem::replace(&mut entry.lease, next);
         entry.hold_until = hold_until;
         self.reschedule_end(generation);

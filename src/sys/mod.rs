@@ -12,6 +12,7 @@ pub(crate) mod manual_clock;
 pub(crate) mod outbox;
 #[cfg(feature = "testing")]
 pub mod sim;
+pub(crate) mod sleeper;
 pub(crate) mod slot;
 pub(crate) mod sync;
 pub(crate) mod threads;

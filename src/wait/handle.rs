@@ -9,7 +9,7 @@ use super::{
 use crate::{
     backend::QueuePlace,
     core::cancel::{CancelRegistration, CancelToken},
-    sys::clock::{self, Moment, TimeSource},
+    sys::clock::{self, Moment},
 };
 
 /// Registration of a waiting thread, which ends when this is dropped.
@@ -31,11 +31,8 @@ impl WaitHandle {
     ) -> WaitHandle {
         let slot = listener.registry.register(lock, id, cancel.is_some());
         let cancellation = cancel.map(|token| {
-            let (slot, time) = (slot.clone(), TimeSource::current());
-            token.on_cancel(Arc::new(move || {
-                let _time = time.enter();
-                slot.cancel();
-            }))
+            let slot = slot.clone();
+            token.on_cancel(Arc::new(move || slot.cancel()))
         });
         WaitHandle { slot, listener: listener.clone(), _cancellation: cancellation }
     }

@@ -312,6 +312,15 @@ fn process_wide_manager_is_configured_by_environment() {
     ));
 }
 
+#[test]
+fn error_names_the_variable_of_its_url() {
+    let env = [("DISTLOCK_URL", ""), ("REDIS_URL", "localhost")];
+    if in_own_process("config::error_names_the_variable_of_its_url", &env) {
+        let error = RedisMgr::instance().unwrap_err().to_string();
+        assert!(error.contains("in REDIS_URL, this is not a server URL"), "{error}");
+    }
+}
+
 /// Fault: F68
 #[test]
 fn names_of_internal_keys_are_refused() {

@@ -384,3 +384,21 @@ mod manual {
         assert!(real.is_held());
     }
 }
+
+/// A writer that has waited gets the lock for its claim window only, and confirms it soon. Its
+/// downgrade is the confirmation.
+#[test]
+fn downgrade_confirms_a_grant() {
+    let server = MemoryServer::new();
+    let (mgr, other) = (server.manager(), server.manager());
+    let guard = other.rw_lock("x").unwrap().write().unwrap();
+    let waiting = spawn_call(&mgr, "x", |mgr, name| {
+        mgr.rw_lock(name)?.write_with(&LockOptions::new().renew(false))
+    });
+    await_waiter(&other, "x");
+    drop(guard);
+    let reader = waiting.join().unwrap().unwrap().downgrade().unwrap();
+    server.advance(SECOND);
+    assert!(reader.is_held());
+    assert_eq!(mgr.metrics().renewals(), 0);
+}

@@ -152,6 +152,11 @@ fn wrong_name_or_kind_of_server_is_explained() {
     assert!(text.contains("it does not know this name"), "{text}");
     let text = refused(format!("redis+sentinel://{}/main", group.servers[0].addr()));
     assert!(text.contains("it is not a sentinel"), "{text}");
+    for index in 0..3 {
+        group.query::<()>(index, &["ACL", "SETUSER", "default", "resetpass", ">secret"]);
+    }
+    let text = refused(group.url());
+    assert!(text.contains("NOAUTH") && text.contains("sentinel_pass, after ?"), "{text}");
     let urls = [group.url(), group.servers[0].url()];
     let several = RedisMgr::new(Config::nodes(urls)).unwrap_err().to_string();
     assert!(several.contains("must be independent servers"), "{several}");

@@ -17,9 +17,9 @@ use crate::{
 
 /// The holders, also of transactions that are open, and how long each connection has been idle.
 const HOLDERS: &str = "
-    SELECT distlock.name, holder, conn, IF(command = 'Sleep', time_ms, 0)
+    SELECT distlock.name, TRIM(TRAILING x'00' FROM holder), conn, IF(command = 'Sleep', time_ms, 0)
     FROM distlock JOIN information_schema.processlist ON id = conn
-    WHERE holder <> ''";
+    WHERE conn <> 0";
 /// The connections of workers.
 const CONNECTIONS: &str = "
     SELECT id, COALESCE(info, '') FROM information_schema.processlist
@@ -87,7 +87,7 @@ impl Database {
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let mut connection = self.connect();
         let holders = "SELECT CONCAT('the holder ', holder, ' of ', name) FROM distlock \
-                       WHERE holder <> ''";
+                       WHERE conn <> 0";
         let held: Vec<String> = connection.query(holders).unwrap_or_default();
         let open: Vec<(u64, String)> = connection.query(CONNECTIONS).unwrap_or_default();
         let open = open.into_iter().map(|(id, info)| format!("connection {id} ({info:?})"));

@@ -195,15 +195,21 @@ fn parse_exit_code(text: &str) -> Result<u8, String> {
 fn parse_permits(text: &str) -> Result<Permits, String> {
     let (count, limit) = text.split_once('/').unwrap_or(("1", text));
     let number = |digits: &str| {
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let number = is_number.then(|| digits.parse::<u32>().ok()).flatten();
-        number.ok_or_else(|| "write LIMIT or COUNT/LIMIT, such as 4 or 2/4".to_owned())
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err("write LIMIT or COUNT/LIMIT, such as 4 or 2/4".to_owned());
+        }
+        digits
+            .parse::<u32>()
+            .map_err(|_| format!("{digits} is too large; write at most {}", u32::MAX))
     };
     let (count, limit) = (number(count)?, number(limit)?);
     if limit == 0 {
         return Err("the limit is 0, so that no command could run; write at least 1".into());
     }
-    if count == 0 || count > limit {
+    if count == 0 {
+        return Err(format!("0 permits are no lock; write 1/{limit} to {limit}/{limit}"));
+    }
+    if count > limit {
         return Err(format!(
             "{count} permits cannot be acquired if the limit is {limit}; write at least 1 and at \
              most {limit}"

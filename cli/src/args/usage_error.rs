@@ -229,6 +229,8 @@ mod tests {
             ("distlock run --ttl -5 a -- ls", "a duration cannot be negative", "tip:"),
             ("distlock lock -E -1 a", "write a number from 0 to 255", "tip:"),
             ("distlock run --permits -1 a -- ls", "write LIMIT or COUNT/LIMIT", "tip:"),
+            ("distlock run --permits 4294967296 a -- ls", "is too large; write at most 4", "tip:"),
+            ("distlock run --ttl 99999999999999999999 a -- ls", "it is too long", "write it"),
             ("distlock run --ttl -5s a -- ls", "value of --ttl, write --ttl=VALUE", "use '-- "),
             ("distlock lock -w -5s a", "value of -w, write -w=VALUE", "use '-- "),
             ("distlock run -x -- ls", "unexpected argument '-x'", "tip:"),

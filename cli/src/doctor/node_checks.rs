@@ -62,8 +62,9 @@ pub(super) fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Opti
     Some(match &node.contact {
         Contact::Reachable => Finding::ok("reach", "reachable and authenticated"),
         Contact::Unreachable(why) => {
-            Finding::problem("reach", format!("unreachable: {}", format::escape(why)))
-                .advice("start the server, or fix its address, the network or the firewall")
+            Finding::problem("reach", format!("unreachable: {}", format::escape(why))).advice(
+                "start the server, or fix its address, its login, TLS, the network or the firewall",
+            )
         }
         Contact::Refused { code, message } => {
             let pattern = permission_probe::lock_key_pattern(&requirements.prefix);

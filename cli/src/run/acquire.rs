@@ -1,17 +1,21 @@
 //! Acquires the locks, while signals can end the wait.
 
-use std::{collections::HashSet, io, thread};
+use std::{collections::HashSet, io, thread, time::Duration};
 
-use crossbeam_channel::{Receiver, bounded, select};
-use distlock::{Detached, LockError, LockManager, LockOptions};
+use crossbeam_channel::{Receiver, bounded, never, select};
+use distlock::{Detached, LockError, LockGuard, LockManager, LockOptions};
 use signal_hook::low_level::signal_name;
 
 use super::{held::Held, signals, wait_policy::WaitPolicy, wait_reporter::OuterHolders};
 use crate::{
     args::{Acquire, Permits},
+    clock,
     exit::{Exit, Failure, Outcome},
     format, output, ranges,
 };
+
+/// Time between two attempts to adopt a lock while the server is unreachable.
+const ADOPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How the attempt to acquire the locks ended.
 #[derive(Debug)]
@@ -84,7 +88,31 @@ impl<'a> Request<'a> {
                 .semaphore(name, *limit)?
                 .acquire_with(*count, options)
                 .map(|guard| Held::One(guard.into())),
-            Request::Adopted(detached) => mgr.adopt(detached).map(Held::One),
+            Request::Adopted(detached) => adopt(mgr, detached).map(Held::One),
+        }
+    }
+}
+
+/// Adopts a lock. While the server is unreachable, tries again until the lock must have expired.
+fn adopt(mgr: &dyn LockManager, detached: &Detached) -> Result<LockGuard, LockError> {
+    let gives_up_at = clock::since_boot().saturating_add(detached.ttl());
+    let mut has_reported = false;
+    loop {
+        let result = mgr.adopt(detached);
+        let left = gives_up_at.saturating_sub(clock::since_boot());
+        match &result {
+            Err(why @ LockError::Unavailable { .. }) if !left.is_zero() => {
+                if !std::mem::replace(&mut has_reported, true) {
+                    output::print_message(&format!(
+                        "could not adopt lock {} yet, and will try for another {}: {}",
+                        format::quote(detached.name()),
+                        format::duration(left),
+                        format::escape(&why.to_string())
+                    ));
+                }
+                let _ = never::<()>().recv_timeout(ADOPT_PAUSE.min(left));
+            }
+            _ => return result,
         }
     }
 }

@@ -127,6 +127,10 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> Failure {
                  with #!"
             ),
         ),
+        ErrorKind::NotFound if program.is_empty() => Failure::new(
+            Exit::NotFound,
+            "cannot run the command: its name is empty; write one after --",
+        ),
         ErrorKind::NotFound => Failure::new(
             Exit::NotFound,
             format!("cannot run {name}: command not found; check its name and PATH"),

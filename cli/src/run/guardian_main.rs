@@ -58,9 +58,9 @@ pub(super) fn guardian_main(mut arguments: env::ArgsOs) -> Outcome {
             Received::Timeout => {
                 let order = watchdog.on_frozen(now);
                 if order.is_some() {
-                    let locks = describe(&locks);
+                    let (ending, locks) = (ending(order), describe(&locks));
                     stderr.report(&format!(
-                        "{wrapper} is stopped or gets no CPU time; ending the command under {locks}"
+                        "{wrapper} is stopped or gets no CPU time; {ending} under {locks}"
                     ));
                 }
                 terminate_group(order, watchdog.lock_gone_at(now));
@@ -76,11 +76,25 @@ pub(super) fn guardian_main(mut arguments: env::ArgsOs) -> Outcome {
         } else {
             format!("and releasing {}", describe(&locks))
         };
-        stderr.report(&format!("{wrapper} was killed; ending the command {then}"));
+        let ending = ending(order);
+        stderr.report(&format!("{wrapper} was killed; {ending} {then}"));
     }
     stderr.close();
     terminate_group(order, watchdog.lock_gone_at(now));
     release(&locks)
+}
+
+/// What happens to the command, as messages say it.
+fn ending(order: Option<KillOrder>) -> &'static str {
+    if group(order).is_some_and(ProcessGroup::is_out_of_reach) {
+        "waiting for the command, which runs as another user and so cannot be ended,"
+    } else {
+        "ending the command"
+    }
+}
+
+fn group(order: Option<KillOrder>) -> Option<ProcessGroup> {
+    Pid::from_raw(order?.group).map(ProcessGroup)
 }
 
 /// The locks as messages name them.
@@ -92,8 +106,8 @@ fn describe(locks: &[LockSpec]) -> String {
 /// Ends a group. Returns when nothing of it is left, or at `limit`, when its lock has expired
 /// anyway.
 fn terminate_group(order: Option<KillOrder>, limit: Duration) {
-    let Some(KillOrder { group, kill_at }) = order else { return };
-    let Some(group) = Pid::from_raw(group).map(ProcessGroup) else { return };
+    let (Some(order), Some(group)) = (order, group(order)) else { return };
+    let kill_at = order.kill_at;
     let mut kill_at = Some(kill_at);
     group.send(&[Signal::TERM, Signal::CONT]);
     loop {

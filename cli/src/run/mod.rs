@@ -33,6 +33,8 @@ use std::{
     env, io, os::unix::process::CommandExt as _, process::Command, sync::Arc, time::Duration,
 };
 
+use crossbeam_channel::Receiver;
+
 pub(crate) use self::hold::hold;
 use self::{
     acquire::{AcquireResult, Request, acquire, describe_interruption, not_acquired},
@@ -41,7 +43,7 @@ use self::{
     guardian_handle::GuardianHandle,
     held::{Held, ReleaseResult},
     message::{GuardianMessage, LockSpec},
-    renewals::Renewals,
+    renewals::{RenewalChange, RenewalHandler},
     signals::SignalListener,
     supervise::{CommandResult, Supervisor, SupervisorOptions},
     terminal::{SigttouBlocked, Terminal},
@@ -125,7 +127,7 @@ impl Job<'_> {
         adopt_orphans();
         let names = self.request.names();
         let mut guardian = GuardianHandle::start(&names).map_err(system_failure)?;
-        let (renewals, handler) = Renewals::new();
+        let (handler, renewals) = RenewalHandler::new();
         let config = config.event_handler(Arc::new(handler));
         let reporter = guardian.acquire_reporter(self.lock_spec(password));
         let mgr = config.event_handler(Arc::new(reporter)).manager()?;
@@ -204,7 +206,7 @@ impl Job<'_> {
         signals: &SignalListener,
         sigttou_blocked: &SigttouBlocked,
         guardian: &mut GuardianHandle,
-        renewals: &Renewals,
+        renewals: &Receiver<RenewalChange>,
     ) -> Result<CommandResult, Failure> {
         let mut terminal = Terminal::open();
         if terminal.as_ref().is_some_and(Terminal::is_foreground) {

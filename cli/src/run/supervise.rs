@@ -13,7 +13,7 @@ use super::{
     held::Held,
     kill::{ProcessGroup, Termination},
     message::GuardianMessage,
-    renewals::{RenewalChange, Renewals},
+    renewals::RenewalChange,
     terminal::{StopReaction, Terminal, wants_terminal},
     to_u8,
     tty_signal::SignalOrigin,
@@ -44,9 +44,11 @@ pub(super) struct Supervisor<'a> {
     termination: Termination,
     ttl: Duration,
     grace_period: GracePeriod,
-    renewals: &'a Renewals,
+    renewals: &'a Receiver<RenewalChange>,
     /// Names of the locks whose last renewal failed or is overdue.
     unrenewed: BTreeSet<String>,
+    /// Why the last renewal failed; `None` if it succeeded.
+    renewal_error: Option<String>,
     /// A message has said that some lock cannot be renewed.
     has_reported_outage: bool,
     lost: Receiver<LockLost>,
@@ -62,6 +64,7 @@ pub(super) struct Supervisor<'a> {
     last_forwarded: Option<(u8, SignalOrigin)>,
     quiet: bool,
     stragglers: StragglerReport,
+    reach: ReachReport,
 }
 
 /// Whether the processes that the command has left behind have been reported.
@@ -70,6 +73,15 @@ enum StragglerReport {
     NotNeeded,
     /// Due if some of them still run at this time.
     DueAt(Duration),
+    Done,
+}
+
+/// Whether it has been reported that the system permits no signal to the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReachReport {
+    NotNeeded,
+    /// A signal that should end the command has been sent.
+    Due,
     Done,
 }
 
@@ -98,7 +110,7 @@ impl<'a> Supervisor<'a> {
         guardian: &'a mut GuardianHandle,
         terminal: Option<Terminal>,
         options: SupervisorOptions,
-        renewals: &'a Renewals,
+        renewals: &'a Receiver<RenewalChange>,
     ) -> Supervisor<'a> {
         let now = clock::since_boot();
         let termination = Termination::new(
@@ -128,6 +140,7 @@ impl<'a> Supervisor<'a> {
             grace_period,
             renewals,
             unrenewed: BTreeSet::new(),
+            renewal_error: None,
             has_reported_outage: false,
             lost,
             paused: false,
@@ -138,6 +151,7 @@ impl<'a> Supervisor<'a> {
             last_forwarded: None,
             quiet: options.quiet,
             stragglers: StragglerReport::NotNeeded,
+            reach: ReachReport::NotNeeded,
         }
     }
 
@@ -161,20 +175,22 @@ impl<'a> Supervisor<'a> {
             self.terminate_before_expiry(now);
             self.check_held();
             let was_over_max_hold = self.termination.is_over_max_hold();
-            self.group().send(self.termination.on_tick(now));
+            let signals = self.termination.on_tick(now);
+            self.signal_command(signals);
             if self.termination.is_over_max_hold() && !was_over_max_hold {
                 let locks = self.held.all();
                 report_termination(&format!(
                     "the command under {locks} has run for longer than --max-hold"
                 ));
             }
+            self.report_out_of_reach();
             let pause = clock::time_to_next_check(self.next_wakeup(), now);
             select! {
                 recv(self.signals) -> signal => {
                     signal.into_iter().for_each(|signal| self.on_signal(signal));
                 }
                 recv(self.lost) -> _ => self.on_lost(),
-                recv(self.renewals.changes) -> change => {
+                recv(self.renewals) -> change => {
                     change.into_iter().for_each(|change| self.on_renewal_change(change));
                 }
                 default(pause) => {}
@@ -186,6 +202,22 @@ impl<'a> Supervisor<'a> {
 
     fn group(&self) -> ProcessGroup {
         ProcessGroup(self.command)
+    }
+
+    fn signal_command(&mut self, signals: &[Signal]) {
+        self.group().send(signals);
+        let must_end = signals.iter().any(|signal| ends(*signal) || *signal == Signal::KILL);
+        if self.reach == ReachReport::NotNeeded && must_end {
+            self.reach = ReachReport::Due;
+        }
+    }
+
+    /// Reports once that the command goes on because its processes are those of another user.
+    fn report_out_of_reach(&mut self) {
+        if self.reach == ReachReport::Due && self.group().is_out_of_reach() {
+            self.reach = ReachReport::Done;
+            output::print_message(OUT_OF_REACH);
+        }
     }
 
     fn next_wakeup(&self) -> Duration {
@@ -240,7 +272,7 @@ impl<'a> Supervisor<'a> {
         self.send(&GuardianMessage::Terminating(kill_at));
         let signals = self.termination.on_lost(kill_at);
         if !self.termination.has_exited() {
-            self.group().send(signals);
+            self.signal_command(signals);
         }
         let lock = self.held.any();
         report_termination(&format!("distlock got no CPU time until {lock} had almost expired"));
@@ -268,16 +300,13 @@ impl<'a> Supervisor<'a> {
                 output::print_message(&describe_stragglers(&pids));
             }
         }
-        self.group().send(signals);
+        self.signal_command(signals);
     }
 
     /// Whether a signal that ends processes was sent to the whole group, by this process or by the
     /// terminal.
     fn ended_by_signal_to_all(&self) -> bool {
-        let ends = |signal: u8| {
-            let ending = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
-            ending.iter().any(|one| one.as_raw() == i32::from(signal))
-        };
+        let ends = |signal: u8| Signal::from_named_raw(i32::from(signal)).is_some_and(ends);
         self.last_forwarded.is_some_and(|(signal, _)| ends(signal))
             || self.signal_origin != SignalOrigin::NotTty
                 && matches!(self.termination.exit(), Exit::Signal(signal) if ends(signal))
@@ -293,27 +322,31 @@ impl<'a> Supervisor<'a> {
         let kill_at = self.grace_period.kill_at(now, self.held_until());
         let signals = self.termination.on_expiring(kill_at);
         self.send(&GuardianMessage::Terminating(kill_at));
-        self.group().send(signals);
+        self.signal_command(signals);
         if self.termination.is_lost() {
             let lock = self.held.any();
-            let why = self
-                .renewals
-                .last_error()
-                .map(|why| format!(": {}", format::escape(&why)))
-                .unwrap_or_default();
+            while let Ok(change) = self.renewals.try_recv() {
+                self.on_renewal_change(change);
+            }
+            let why = self.renewal_error.as_ref();
+            let why = why.map(|why| format!(": {}", format::escape(why))).unwrap_or_default();
             report_termination(&format!("{lock} could not be renewed in time{why}"));
         }
     }
 
     fn on_renewal_change(&mut self, change: RenewalChange) {
         match change {
-            RenewalChange::Failed { lock, why } => self.on_renewal_missing(lock, &why),
+            RenewalChange::Failed { lock, why } => {
+                self.on_renewal_missing(lock, &why);
+                self.renewal_error = Some(why);
+            }
             // While this process is stopped, it cannot renew, which is not the server's fault.
             RenewalChange::Overdue { .. } if clock::since_boot() < self.renewable_until => {}
             RenewalChange::Overdue { lock } => {
                 self.on_renewal_missing(lock, "a renewal is overdue");
             }
             RenewalChange::Confirmed { lock } => {
+                self.renewal_error = None;
                 self.unrenewed.remove(&lock);
                 if self.has_reported_outage && self.unrenewed.is_empty() {
                     self.has_reported_outage = false;
@@ -368,12 +401,9 @@ impl<'a> Supervisor<'a> {
                 self.last_forwarded =
                     Some((to_u8(signal), SignalOrigin::of_received(self.terminal.as_ref())));
                 let signal = Signal::from_named_raw(signal);
-                self.group().send(signal.as_slice());
+                self.signal_command(signal.as_slice());
                 // A stopped process receives these only after it continues.
-                if [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM]
-                    .map(Some)
-                    .contains(&signal)
-                {
+                if signal.is_some_and(ends) {
                     self.group().send(&[Signal::CONT]);
                 }
             }
@@ -479,12 +509,20 @@ impl<'a> Supervisor<'a> {
         let was_lost = self.termination.is_lost();
         let signals = self.termination.on_lost(kill_at);
         self.send(&GuardianMessage::Terminating(kill_at));
-        self.group().send(signals);
+        self.signal_command(signals);
         if was_lost {
             return;
         }
         report_termination(&format!("{lock} was lost: {}", format::escape(&why.to_string())));
     }
+}
+
+const OUT_OF_REACH: &str = "cannot end the command: its processes run as another user, and \
+                            distlock may not send signals to them; they may outlive the lock";
+
+/// Whether a signal asks processes to end.
+fn ends(signal: Signal) -> bool {
+    [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM].contains(&signal)
 }
 
 /// Maximum number of pids in a message.

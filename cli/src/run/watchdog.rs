@@ -24,7 +24,7 @@ pub(super) struct Watchdog {
 }
 
 /// A group that must end, and the time for SIGKILL.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KillOrder {
     pub(super) group: i32,
     pub(super) kill_at: Duration,

@@ -160,12 +160,13 @@ fn messages_name_options_of_the_command() {
     fs::write(&file, "unneeded\n").unwrap();
     let args = ["ls", "--password-file", file.to_str().unwrap()];
     let ended = run_to_end(distlock_at_url(&url_without_password(&server), &args)).expect_code(69);
-    let says = " does not accept this user or password (AUTH); if it has none, leave out \
+    let says = " refused with ERR in reply to AUTH; check the user in the URL, and the password in \
+                DISTLOCK_URL or in --password-file; if the server has no password, leave out \
                 --password-file, or the password in DISTLOCK_URL\n";
-    assert!(ended.err.ends_with(says) && !ended.err.contains("ERR"), "{ended:?}");
+    assert!(ended.err.ends_with(says), "{ended:?}");
     let args = ["doctor", "--password-file", file.to_str().unwrap()];
     let ended = run_to_end(distlock_at_url(&url_without_password(&server), &args)).expect_code(1);
-    assert!(ended.out.contains("refused: it does not accept this user"), "{ended:?}");
+    assert!(ended.out.contains("ERR in reply to AUTH; check the user"), "{ended:?}");
     server.cli(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+time", "+ping"]);
     let url = format!("redis://app:pw@{}", server.addr());
     for args in [&["ls"][..], &["show", "x"], &["release", "x", "--force"]] {
@@ -432,6 +433,9 @@ fn invalid_urls_and_options_exit_with_64() {
     // On a command line, this may be a password.
     let url = "redis://127.0.0.1:port";
     run_to_end(distlock(&["ls", "--url", url])).expect_code(64).expect_error("it must be a number");
+    run_to_end(distlock(&["ls", "--url", "redis://127.0.0.1:1,127.0.0.1:2"]))
+        .expect_code(64)
+        .expect_error("each server needs a whole URL");
     run_to_end(with_env(distlock(&["ls"]), "DISTLOCK_URL", url))
         .expect_code(64)
         .expect_error("is invalid");

@@ -403,7 +403,7 @@ impl GrantStream for ClusterGrantStream {
     fn receive(&mut self, until: Moment) -> Result<Option<StreamEvent>, NodeError> {
         loop {
             if !self.is_open() {
-                return Err(NodeError::not_sent(io::ErrorKind::NotConnected.into()));
+                return Err(NodeError::not_applied(io::ErrorKind::NotConnected));
             }
             if let Some(event) = self.events.pop_front() {
                 return Ok(Some(event));

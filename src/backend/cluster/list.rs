@@ -29,7 +29,7 @@ impl ClusterBackend {
         let step_deadline = || self.operation_deadline().min(end);
         let pattern = key_pattern(prefix, pattern);
         let mut listing = Listing::new(prefix);
-        for part in self.router().masters(step_deadline()).map_err(BackendError::Node)? {
+        for part in self.router().masters(step_deadline())? {
             self.scan(&part, &pattern, &mut listing, &step_deadline)?;
         }
         // A key that is being moved is found on two nodes, but is in the list once.
@@ -56,19 +56,17 @@ impl ClusterBackend {
         step_deadline: &dyn Fn() -> Moment,
     ) -> Result<(), BackendError> {
         let mut progress = ScanProgress::start();
-        let connections = part.pool.get_to_ask(step_deadline());
-        let mut connections = connections.map_err(BackendError::Node)?;
+        let mut connections = part.pool.get_to_ask(step_deadline())?;
         let connection = connections.only();
         loop {
             let scan = Scan { cursor: &progress.cursor, pattern };
             let mut ask =
                 || self.router().ask_over(part, connection, &scan, false, step_deadline());
-            let is_stale = |failure: &NodeError| failure.outcome_unknown && failure.is_transient();
             let asked = match ask() {
-                Err(failure) if is_stale(&failure) => ask(),
+                Err(failure) if failure.is_reply_lost() => ask(),
                 asked => asked,
             };
-            let found = asked.map_err(BackendError::Node)?.reply;
+            let found = asked?.reply;
             listing.add_keys(found.keys)?;
             if progress.advance(connection.opened_at(), found.next_cursor) {
                 return Ok(());
@@ -92,18 +90,17 @@ impl ClusterBackend {
                 same.iter().map(|key| DescribeLocks::in_list(std::slice::from_ref(key))).collect();
             let mut results = Vec::new();
             if let Some(part) = part {
-                let connections = part.pool.get_to_ask(deadline);
-                let mut connections = connections.map_err(BackendError::Node)?;
+                let mut connections = part.pool.get_to_ask(deadline)?;
                 let mut check = |_: Moment| Some(deadline);
                 let mut limits =
                     ExchangeLimits { deadline, connect_by: deadline, check: &mut check };
                 results = exchange_all(&part.node, connections.only(), &requests, &mut limits);
             }
             results.resize_with(requests.len(), || {
-                Err(NodeError::not_sent(std::io::ErrorKind::NotConnected.into()))
+                Err(NodeError::not_applied(std::io::ErrorKind::NotConnected))
             });
             for ((key, request), result) in same.iter().zip(&requests).zip(results) {
-                let (_, described) = match result {
+                let described = match result {
                     Ok(exchange) => exchange.reply,
                     Err(_) => self.ask_about(key, request, deadline)?,
                 };

@@ -9,7 +9,7 @@ use crate::{
     backend::{
         discovery::ServerName,
         error::{NodeError, NodeErrorKind},
-        redis::{RedisNode, Request, ScriptRef, exchange, write_command},
+        redis::{Decoded, RedisNode, Request, ScriptRef, exchange, write_command},
     },
     sys::clock::{self, Moment},
 };
@@ -21,7 +21,7 @@ pub(super) fn ask_for_map(
     deadline: Moment,
     on_failure: impl Fn(&ServerName),
 ) -> Result<(SlotMap, bool), NodeError> {
-    let mut failure = NodeError::not_sent(io::ErrorKind::TimedOut.into());
+    let mut failure = NodeError::not_applied(NodeErrorKind::TimedOut);
     while let Some((name, node)) = nodes.pop() {
         let now = clock::now();
         let left = deadline.duration_since(now);
@@ -51,7 +51,7 @@ fn map_of(
     let asked = exchange(node, &mut connection, &ClusterSlots { asked: name }, deadline);
     let map = asked.map_err(explain)?.reply;
     if map.masters().is_empty() {
-        return Err(NodeError::not_sent(io::Error::other(
+        return Err(NodeError::not_applied(io::Error::other(
             "CLUSTERDOWN it knows no node that serves a slot",
         )));
     }
@@ -77,9 +77,9 @@ fn explain(failure: NodeError) -> NodeError {
         NodeErrorKind::Refused { message, .. } if message.contains("cluster support disabled") => {
             let reason = "it is a single server and not a node of a Redis Cluster; write redis:// \
                           instead of redis+cluster://";
-            NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason.to_owned()) }
+            NodeError::not_applied(NodeErrorKind::Ineligible(reason.to_owned()))
         }
-        kind => NodeError { outcome_unknown: false, kind },
+        kind => NodeError::not_applied(kind),
     }
 }
 
@@ -95,8 +95,8 @@ impl Request for ClusterSlots<'_> {
         write_command(out, &[b"CLUSTER", b"SLOTS"]);
     }
 
-    fn decode(&self, _: u64, reply: Value) -> Option<SlotMap> {
-        SlotMap::parse(&reply, self.asked)
+    fn decode(&self, _: u64, reply: Value) -> Option<Decoded<SlotMap>> {
+        Some((SlotMap::parse(&reply, self.asked)?, None))
     }
 }
 
@@ -110,8 +110,8 @@ impl Request for ShardedSubscribers {
         write_command(out, &[b"PUBSUB", b"SHARDNUMSUB"]);
     }
 
-    fn decode(&self, _: u64, reply: Value) -> Option<()> {
-        matches!(reply, Value::Array(_)).then_some(())
+    fn decode(&self, _: u64, reply: Value) -> Option<Decoded<()>> {
+        matches!(reply, Value::Array(_)).then_some(((), None))
     }
 }
 

@@ -98,7 +98,7 @@ impl ClusterBackend {
 }
 
 fn slot_of(key: &LockKey) -> Result<u16, NodeError> {
-    key.slot().ok_or_else(|| NodeError::not_sent(std::io::ErrorKind::InvalidInput.into()))
+    key.slot().ok_or_else(|| NodeError::not_applied(std::io::ErrorKind::InvalidInput))
 }
 
 impl Backend for ClusterBackend {
@@ -132,7 +132,7 @@ impl Backend for ClusterBackend {
 
     fn open_stream(&self, channel: &str, _: Moment) -> Result<Box<dyn GrantStream>, NodeError> {
         let stream = ClusterGrantStream::open(&self.router, channel);
-        Ok(Box::new(stream.map_err(NodeError::not_sent)?))
+        Ok(Box::new(stream.map_err(NodeError::not_applied)?))
     }
 
     fn acquires_all(&self, keys: &[LockKey]) -> bool {
@@ -155,14 +155,14 @@ impl Backend for ClusterBackend {
     fn ping(&self) -> Result<Duration, BackendError> {
         let deadline = self.operation_deadline();
         let mut longest = Duration::ZERO;
-        for part in self.router.masters(deadline).map_err(BackendError::Node)? {
+        for part in self.router.masters(deadline)? {
             let began = clock::now();
             let ping = || {
                 let mut connections = part.pool.get_to_ask(deadline)?;
                 self.router.ask_over(&part, connections.only(), &Ping, false, deadline)
             };
             // A stale connection has been closed.
-            ping().or_else(|_| ping()).map_err(BackendError::Node)?;
+            ping().or_else(|_| ping())?;
             longest = longest.max(clock::now().duration_since(began));
         }
         Ok(longest)
@@ -197,9 +197,8 @@ impl OneServerForEachLock for ClusterBackend {
     ) -> Result<R::Reply, BackendError> {
         let patience = Patience { deadline, waits_for_nodes: true };
         let ask = || self.router.ask(slot_of(key)?, request, patience);
-        let is_stale = |failure: &NodeError| failure.outcome_unknown && failure.is_transient();
         let asked = match ask() {
-            Err(failure) if is_stale(&failure) && clock::now() < deadline => ask(),
+            Err(failure) if failure.is_reply_lost() && clock::now() < deadline => ask(),
             asked => asked,
         };
         asked.map(|(_, exchange)| exchange.reply).map_err(BackendError::Node)

@@ -68,7 +68,7 @@ pub(super) fn passing(failure: NodeError) -> NodeError {
             if matches!(code.as_str(), "MOVED" | "ASK" | "CLUSTERDOWN") =>
         {
             let what_to_do = if code == "CLUSTERDOWN" { SEE_DOCTOR } else { "" };
-            NodeError::not_sent(io::Error::other(format!(
+            NodeError::not_applied(io::Error::other(format!(
                 "it replied {code} {message}{what_to_do}"
             )))
         }
@@ -105,10 +105,10 @@ mod tests {
         assert_eq!(of("CLUSTERDOWN", "Hash slot not served"), Redirect::Unavailable);
         assert_eq!(of("OOM", "no"), Redirect::None);
         let asked = name("asked", 9);
-        let refused = NodeError::not_sent(io::ErrorKind::ConnectionRefused.into());
+        let refused = NodeError::not_applied(io::ErrorKind::ConnectionRefused);
         assert_eq!(Redirect::of(&refused, &asked), Redirect::Unavailable);
         let full = NodeErrorKind::PoolExhausted { pool_size: 1 };
-        let full = NodeError { outcome_unknown: false, kind: full };
+        let full = NodeError::not_applied(full);
         assert_eq!(Redirect::of(&full, &asked), Redirect::None);
     }
 }

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use crate::{
-    backend::error::NodeError,
+    backend::error::{NodeError, NodeErrorKind},
     sys::{
         clock::{self, Moment},
         sync::{Condvar, Mutex},
@@ -59,7 +59,7 @@ impl Refresh {
         let mut state = self.state.lock();
         while state.is_running {
             if clock::now() >= deadline {
-                return Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
+                return Err(NodeError::not_applied(NodeErrorKind::TimedOut));
             }
             clock::park(&self.ended, &mut state, deadline);
         }
@@ -75,7 +75,7 @@ impl Asking {
     ) -> Result<(), NodeError> {
         // What the other threads find if this one panics.
         let panicked = io::Error::other("the thread that asked for the map has panicked");
-        self.0.state.lock().last = Err(NodeError::not_sent(panicked));
+        self.0.state.lock().last = Err(NodeError::not_applied(panicked));
         let result = ask();
         let mut state = self.0.state.lock();
         state.pause = match result {
@@ -125,7 +125,7 @@ mod tests {
             let _ = refresh.begin().unwrap().run(|| answer);
             refresh.state.lock().pause.as_millis()
         };
-        let failed = || Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
+        let failed = || Err(NodeError::not_applied(NodeErrorKind::TimedOut));
         assert_eq!(
             [Ok(true), Ok(false), failed(), Ok(false), Ok(false), Ok(true)].map(ask),
             [50, 100, 200, 400, 400, 50]

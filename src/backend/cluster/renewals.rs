@@ -71,7 +71,7 @@ impl ClusterRenewals {
         self.router.replicas().confirm_all(&part.node, connection, &mut results, limits);
         for ((at, renewal), result) in some.iter().zip(&renewals).zip(results) {
             match result {
-                Ok(Exchange { sent, reply: (_, replies) }) => {
+                Ok(Exchange { sent, reply: replies, .. }) => {
                     self.router.on_reply();
                     self.failing.remove(&part.number);
                     for reply in replies {

@@ -264,7 +264,7 @@ impl Router {
             None => {
                 self.state.lock().is_stale = true;
                 let text = format!("no node serves slot {slot}{SEE_DOCTOR}");
-                Err(NodeError::not_sent(io::Error::other(text)))
+                Err(NodeError::not_applied(io::Error::other(text)))
             }
         }
     }
@@ -293,7 +293,7 @@ impl Router {
         }
         let node = self.node(name);
         let pool = ConnectionPool::new([node.clone()].into(), self.settings.pool_size)
-            .ok_or_else(|| NodeError::not_sent(io::ErrorKind::WouldBlock.into()))?;
+            .ok_or_else(|| NodeError::not_applied(io::ErrorKind::WouldBlock))?;
         let mut state = self.state.lock();
         if let Some(part) = find(&state) {
             return Ok(part);

@@ -121,7 +121,7 @@ impl Discovery for HostName {
             Ok(Err((kind, text))) => io::Error::new(kind, text),
             Err(_) => io::Error::new(io::ErrorKind::TimedOut, "the name lookup timed out"),
         };
-        Err(NodeError::not_sent(failure))
+        Err(NodeError::not_applied(failure))
     }
 }
 

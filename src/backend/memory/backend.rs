@@ -59,7 +59,7 @@ impl MemoryBackend {
         &self,
         request: &DescribeLocks<'_>,
     ) -> Result<Vec<Inspection<LockInfo>>, BackendError> {
-        let (_, found) = self.reply_to(request)?;
+        let found = self.reply_to(request)?;
         let found = request.keys.iter().zip(found);
         Ok(found.map(|(key, found)| found.map(|held| held.into_lock_info(key))).collect())
     }

@@ -43,7 +43,6 @@ pub enum Script {
     Release,
     /// Renews locks.
     Renew,
-    /// Reports the holder of a lock.
     /// Describes locks.
     Describe,
     /// Asks for a read lock, a write lock, or permits.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::redis::{
-        Exchange, NodeError, NodeErrorKind, Request, ScriptRef,
+        Decoded, Exchange, NodeError, NodeErrorKind, Request, ScriptRef,
         requests_and_replies::{Release, ReleaseReply},
     },
     core::{
@@ -121,11 +121,16 @@ impl Server {
                 return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
             }
         }
-        Ok(Exchange { sent, reply: reply? })
+        let (reply, server_us) = reply?;
+        Ok(Exchange { sent, server_us, reply })
     }
 
     /// Carries out a request, even if the server is stopped.
-    fn run<C: Request>(&self, request: &C, deadline: Moment) -> Result<C::Reply, NodeError> {
+    fn run<C: Request>(
+        &self,
+        request: &C,
+        deadline: Moment,
+    ) -> Result<Decoded<C::Reply>, NodeError> {
         let mut bytes = Vec::new();
         request.encode(ScriptRef::HASH, NONCE, self.now_us(deadline), &mut bytes);
         let reply = self.execute(&words(&bytes))?;
@@ -199,7 +204,7 @@ impl Server {
         let Some(id) = holder else { return false };
         let kind = if is_group(&id) { LockKind::Write } else { LockKind::Mutex };
         let released = self.run(&Release::new(kind, key, &id), now);
-        matches!(released, Ok(ReleaseReply::Released { .. }))
+        matches!(released, Ok((ReleaseReply::Released { .. }, _)))
     }
 
     /// Refuses connections from now on, and closes those that exist.
@@ -254,7 +259,7 @@ fn scan_all(keys: &Keys, pattern: &[u8], now_us: u64) -> Value {
 
 /// Nothing listens at the server's address.
 fn stopped() -> NodeError {
-    NodeError::not_sent(io::ErrorKind::ConnectionRefused.into())
+    NodeError::not_applied(io::ErrorKind::ConnectionRefused)
 }
 
 impl Inbox {

@@ -33,8 +33,9 @@ use crate::{
     },
 };
 
-/// Number of times that one call asks again after the server has rolled its transaction back, or
-/// has found no row, or no holder of a busy one.
+/// Number of times that one call asks again after the server has rolled its transaction back or
+/// found no holder of a busy row, and number of times that it creates an absent row: `prune` may
+/// have locked the row, and then deleted it.
 const UNDECIDED_MAX: u32 = 5;
 /// Growth of the pause before each repeat of a request that found a busy row without a holder. A
 /// holder that releases its lock is in this state until its commit is on the disk.
@@ -60,7 +61,10 @@ pub(super) struct MySqlAcquisition<'a> {
     waiting: Option<Waiting>,
     /// The row was busy, so the next request waits for it.
     was_busy: bool,
+    /// Number of requests in a row that found the row busy without a holder, or were rolled back.
     undecided: u32,
+    /// Number of requests that found no row.
+    absent: u32,
     /// A connection was given up while its statement waited at the server.
     left_waiting: bool,
 }
@@ -83,6 +87,7 @@ impl<'a> MySqlAcquisition<'a> {
             waiting: None,
             was_busy: false,
             undecided: 0,
+            absent: 0,
             left_waiting: false,
         }
     }
@@ -155,7 +160,7 @@ impl<'a> MySqlAcquisition<'a> {
             + &table.await_row(name, id, limit, is_mariadb, session.read_only_off);
         // The wait has no limit, so the system must close the connection soon if the path breaks.
         session.bear_silence(Duration::ZERO);
-        let end = session.connection.cancel_handle().map_err(NodeError::not_sent)?;
+        let end = session.connection.cancel_handle().map_err(NodeError::not_applied)?;
         let end = Mutex::new(Some(end));
         let end = Arc::new(move || {
             let end = end.lock().take();
@@ -195,7 +200,7 @@ impl<'a> MySqlAcquisition<'a> {
         self.left_waiting = false;
         // An administrator may end a long wait now and then.
         if clock::now().duration_since(sent) > LOOK_AFTER {
-            self.undecided = 0;
+            (self.undecided, self.absent) = (0, 0);
         }
         drop(ends);
         match row_result(&reply) {
@@ -210,7 +215,7 @@ impl<'a> MySqlAcquisition<'a> {
                 self.renew(&mut session, &lease)?;
                 self.granted(session, now, claim.ttl, token).map(Answer::Granted)
             }
-            RowResult::Unchanged if self.may_ask_again() => {
+            RowResult::Unchanged if is_within_limit(&mut self.absent) => {
                 // Fails if the server is read-only. Otherwise a request that does not wait finds
                 // the reason: creating the row could wait for the holder of a new one.
                 self.renew(&mut session, "")?;
@@ -276,7 +281,10 @@ impl<'a> MySqlAcquisition<'a> {
                     return Ok(self.contended(session, None, asking));
                 }
                 let holder = holder?;
-                if holder.is_none() && asking == Asking::Last && self.may_ask_again() {
+                if holder.is_none()
+                    && asking == Asking::Last
+                    && is_within_limit(&mut self.undecided)
+                {
                     // It has been released meanwhile, or not been marked yet.
                     let pause = UNDECIDED_PAUSE.saturating_mul(self.undecided);
                     clock::sleep_until(clock::now().saturating_add(pause).min(deadline));
@@ -285,7 +293,7 @@ impl<'a> MySqlAcquisition<'a> {
                 }
                 holder
             }
-            RowResult::Unchanged if self.may_ask_again() => {
+            RowResult::Unchanged if is_within_limit(&mut self.absent) => {
                 // Usually the row does not exist yet.
                 let create = self.database.table.create_row(name, session.read_only_off);
                 let reply = session.connection.query(&create, deadline)?;
@@ -294,7 +302,7 @@ impl<'a> MySqlAcquisition<'a> {
                 self.session = check(&reply).is_ok().then_some(session);
                 return Ok(Answer::Undecided);
             }
-            RowResult::Interrupted(_) if self.may_ask_again() => {
+            RowResult::Interrupted(_) if is_within_limit(&mut self.undecided) => {
                 session.connection.query(ROLLBACK, deadline)?;
                 self.session = Some(session);
                 return Ok(Answer::Undecided);
@@ -307,12 +315,6 @@ impl<'a> MySqlAcquisition<'a> {
             RowResult::Failed(error) => return Err(error),
         };
         Ok(self.contended(session, holder, asking))
-    }
-
-    /// Whether a request without a result is repeated at once.
-    fn may_ask_again(&mut self) -> bool {
-        self.undecided += 1;
-        self.undecided <= UNDECIDED_MAX
     }
 
     fn contended(&mut self, session: Session, holder: Option<Holder>, asking: Asking) -> Answer {
@@ -341,6 +343,12 @@ impl<'a> MySqlAcquisition<'a> {
     fn deadline(&self) -> Moment {
         clock::now().saturating_add(self.timeout()).min(self.request.call_deadline)
     }
+}
+
+/// Counts a request without a result. Returns whether it is repeated.
+fn is_within_limit(count: &mut u32) -> bool {
+    *count += 1;
+    *count <= UNDECIDED_MAX
 }
 
 impl Acquisition for MySqlAcquisition<'_> {

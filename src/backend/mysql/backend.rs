@@ -12,7 +12,7 @@ use super::{
     outcome::{NO_TABLE, bytes, check, is_no_connection, is_released, number, rows},
     renewals::MySqlRenewals,
     session::{Session, SessionSettings},
-    sql::{PRUNE_ROWS_MAX, kill},
+    sql::{PRUNE_LOCKS_MAX, PRUNE_ROWS_MAX, kill},
 };
 use crate::{
     backend::{
@@ -84,41 +84,38 @@ impl MySqlBackend {
     pub(crate) fn prune(&self, age: Duration) -> Result<u64> {
         let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2);
         let (mut deleted, mut after) = (0, Vec::new());
+        let failed = |error| self.lock_error(BackendError::Node(error), Action::Prune, None);
+        let database = &self.database;
         loop {
-            let part =
-                self.database.with_control(self.database.deadline(), |connection, deadline| {
-                    self.prune_part(connection, &mut after, age_us, deadline)
+            let part = database.with_control(database.deadline(), |connection, deadline| {
+                rows(connection.query(&database.table.list_rows(&after, age_us), deadline)?)
+            });
+            let part = part.map_err(failed)?;
+            let is_unused = |row: &usize| number(&part, *row, 1) == Some(1);
+            let names = (0..part.len()).filter(is_unused).filter_map(|row| bytes(&part, row, 0));
+            for some in names.collect::<Vec<_>>().chunks(PRUNE_LOCKS_MAX) {
+                let unused = database.with_control(database.deadline(), |connection, deadline| {
+                    self.delete_unused(connection, some, age_us, deadline)
                 });
-            let (read, unused) = part
-                .map_err(|error| self.lock_error(BackendError::Node(error), Action::Prune, None))?;
-            deleted += unused;
-            if read < PRUNE_ROWS_MAX {
-                return Ok(deleted);
+                deleted += unused.map_err(failed)?;
+            }
+            match part.len().checked_sub(1).and_then(|last| bytes(&part, last, 0)) {
+                Some(last) if part.len() == PRUNE_ROWS_MAX => after = last.to_vec(),
+                _ => return Ok(deleted),
             }
         }
     }
 
-    /// Deletes the unused ones of the rows `after` a name, which becomes the last one of this part.
-    /// Returns the number of rows that it has read, and of those that it has deleted.
-    fn prune_part(
+    /// Deletes those of these rows that nobody uses meanwhile. Returns their number.
+    fn delete_unused(
         &self,
         connection: &mut Connection,
-        after: &mut Vec<u8>,
+        names: &[&[u8]],
         age_us: u64,
         deadline: Moment,
-    ) -> std::result::Result<(usize, u64), NodeError> {
+    ) -> std::result::Result<u64, NodeError> {
         let table = &self.database.table;
-        let part = rows(connection.query(&table.list_rows(after, age_us), deadline)?)?;
-        if let Some(last) = part.len().checked_sub(1).and_then(|last| bytes(&part, last, 0)) {
-            *after = last.to_vec();
-        }
-        let is_unused = |row: &usize| number(&part, *row, 1) == Some(1);
-        let names = (0..part.len()).filter(is_unused).filter_map(|row| bytes(&part, row, 0));
-        let names: Vec<_> = names.collect();
-        if names.is_empty() {
-            return Ok((part.len(), 0));
-        }
-        let select = table.select_unused(names.into_iter(), age_us);
+        let select = table.select_unused(names.iter().copied(), age_us);
         let found = rows(connection.query(&select, deadline)?)?;
         let names: Vec<_> = found.iter().filter_map(|row| row.first()?.as_deref()).collect();
         let end = if names.is_empty() {
@@ -127,7 +124,7 @@ impl MySqlBackend {
             table.delete(names.iter().copied())
         };
         check(&connection.query(&end, deadline)?)?;
-        Ok((part.len(), names.len() as u64))
+        Ok(names.len() as u64)
     }
 
     fn release(
@@ -250,7 +247,7 @@ impl Backend for MySqlBackend {
         _: Moment,
     ) -> std::result::Result<Box<dyn GrantStream>, NodeError> {
         // The waiting statements get their grants as replies.
-        Err(NodeError::not_sent(io::ErrorKind::Unsupported.into()))
+        Err(NodeError::not_applied(io::ErrorKind::Unsupported))
     }
 
     fn end_waits(&self) {
@@ -300,7 +297,7 @@ impl Backend for MySqlBackend {
 
     fn ping(&self) -> std::result::Result<Duration, BackendError> {
         let began = clock::now();
-        self.database.execute("SELECT 1").map_err(BackendError::Node)?;
+        self.database.execute("SELECT 1")?;
         Ok(clock::now().duration_since(began))
     }
 
@@ -372,7 +369,7 @@ impl Looks for MySqlBackend {
         key: &LockKey,
         deadline: Moment,
     ) -> std::result::Result<ReportedIds, BackendError> {
-        let holder = self.database.holder(key, deadline).map_err(BackendError::Node)?;
+        let holder = self.database.holder(key, deadline)?;
         let ids = |holder: Holder| Inspection::Held(vec![holder.id_bytes().to_vec()]);
         Ok(holder.map_or(Inspection::Free, ids))
     }
@@ -382,7 +379,7 @@ impl Looks for MySqlBackend {
         key: &LockKey,
         _waiters_max: u64,
     ) -> std::result::Result<Inspection<LockInfo>, BackendError> {
-        let found = self.describe(key).map_err(BackendError::Node)?;
+        let found = self.describe(key)?;
         Ok(found.map_or(Inspection::Free, Inspection::Held))
     }
 }

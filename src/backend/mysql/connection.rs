@@ -61,7 +61,7 @@ impl Connection {
     ) -> Result<Connection, NodeError> {
         let addresses = endpoint.discovery.resolve(deadline)?;
         let transport =
-            transport::connect(&addresses, None, deadline).map_err(NodeError::not_sent)?;
+            transport::connect(&addresses, None, deadline).map_err(NodeError::not_applied)?;
         let connection = Connection::sign_in(endpoint, transport, deadline)?;
         log_safely!(debug, "connected to {}", endpoint.label);
         Ok(connection)
@@ -74,7 +74,7 @@ impl Connection {
     ) -> Result<Connection, NodeError> {
         let quote = |text: &str| endpoint.quote(text);
         let mut link = Link::new(transport);
-        let failed = |kind| NodeError { outcome_unknown: false, kind };
+        let failed = |kind| NodeError::not_applied(kind);
         let malformed = |what: Malformed| failed(what.into());
         let (_, payload) = link.read_packet(deadline).map_err(|kind| match kind {
             NodeErrorKind::TimedOut if link.input.is_empty() => failed(NodeErrorKind::NoGreeting),
@@ -364,7 +364,7 @@ fn secure(_: Link, never: &Security, _: bool, _: Moment) -> Result<Link, NodeErr
 }
 
 fn not_connected() -> NodeError {
-    NodeError::not_sent(io::ErrorKind::NotConnected.into())
+    NodeError::not_applied(io::ErrorKind::NotConnected)
 }
 
 impl From<Malformed> for NodeErrorKind {

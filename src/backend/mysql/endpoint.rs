@@ -67,6 +67,9 @@ fn parse(url: &str) -> Result<MySqlEndpoint, String> {
     let (authority, database) =
         rest.split_once('/').ok_or_else(|| invalid("names no database after the host"))?;
     let (login, place) = authority.rsplit_once('@').unwrap_or(("", authority));
+    if database.contains("://") {
+        return Err(invalid("must be the only one"));
+    }
     if database.contains(['/', '@']) || login.contains('@') {
         return Err(invalid("has a / or @ too many, which are %2F and %40 in names and passwords"));
     }
@@ -221,6 +224,7 @@ mod tests {
             ("mysql://h", "names no database"),
             ("mysql://h/", "names no database"),
             ("mysql://u:se/cret@h/shop", "%2F and %40"),
+            ("mysql://u:secret@h/shop,mysql://b/c", "must be the only one"),
             ("mysql://u:se#cret@h/shop", "%3F and %23"),
             ("mysql://u:se?cret@h/shop", "names no database"),
             ("mysql://u:%zz@h/shop", "does not begin a code"),

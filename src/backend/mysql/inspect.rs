@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     connection::Connection,
     outcome::{Rows, bytes, number, rows},
-    sql::{Table, list_waiting, waiting_for},
+    sql::{Table, id_in, list_waiting, waiting_for},
 };
 use crate::{
     backend::error::NodeError,
@@ -40,13 +40,13 @@ pub(super) fn connection_of(
 ) -> Result<Result<u64, Option<Holder>>, NodeError> {
     let found = rows(connection.query(&table.inspect(name), deadline)?)?;
     Ok(match number(&found, 0, 3) {
-        Some(number) if bytes(&found, 0, 2) == Some(id) => Ok(number),
+        Some(number) if bytes(&found, 0, 2).map(id_in) == Some(id) => Ok(number),
         _ => Err(holder_in(&found, 0, None)),
     })
 }
 
 fn holder_in(found: &Rows, row: usize, waiters: Option<u64>) -> Option<Holder> {
-    let id = bytes(found, row, 2)?;
+    let id = id_in(bytes(found, row, 2)?);
     let (token, now_us) = (number(found, row, 1)?, number(found, row, 4)?);
     Some(Holder::from_row(id, token, waiters, now_us))
 }

@@ -57,9 +57,9 @@ pub(super) fn row_result(reply: &[StatementResult]) -> RowResult {
 /// Why a row that we have locked has a holder. Nobody else can have set it.
 pub(super) fn has_holder() -> NodeError {
     let why = "the table of the locks does not lock rows, or another program has changed the row \
-               of this lock; see that its engine is InnoDB, and that holder is empty where no lock \
-               is held";
-    NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(why.into()) }
+               of this lock; see that its engine is InnoDB, that name is its primary key, and \
+               that conn is 0 where no lock is held";
+    NodeError::not_applied(NodeErrorKind::Ineligible(why.into()))
 }
 
 /// Judges the reply to the creation of a row. A row that another client has created meanwhile, and
@@ -115,7 +115,7 @@ pub(super) fn is_no_connection(error: &NodeError) -> bool {
 /// The server is read-only, so locks belong to another one, or soon will.
 pub(super) fn read_only() -> NodeError {
     let (code, message) = (READ_ONLY.into(), "the server is read-only".into());
-    NodeError { outcome_unknown: false, kind: NodeErrorKind::Refused { code, message } }
+    NodeError::not_applied(NodeErrorKind::Refused { code, message })
 }
 
 /// Kind of cluster, if each of its members keeps row locks of its own. From a list of variables.
@@ -210,20 +210,29 @@ pub(super) fn refusal(error: &ServerError) -> NodeError {
         code => code.to_string(),
     };
     let advice = match error.code {
+        1044 | 1045 if error.message.contains("user ''@") => {
+            "; name a user in the URL: mysql://user@host/database; if it names one, drop the \
+             anonymous user of the server, which comes first"
+        }
         1044 => "; grant the user access to the database, or name another one in the URL",
         1045 | 1698 => "; check the user, its password and its host in the server's list",
+        1226 if !error.message.contains("max_user_connections") => "; raise this limit of the user",
         1040 | 1203 | 1226 => "; lower max_connections here or raise the server's limit",
         1049 => "; create the database, or name another one in the URL",
         1054 => "; the table has other columns, so drop it and create it as documented",
         1665 => "; set binlog_format to MIXED or ROW",
-        LOCK_WAIT => "; the table is locked, for example by ALTER TABLE",
+        LOCK_WAIT => "; the table is locked, for example by ALTER TABLE or SET GLOBAL read_only",
+        1142 if error.message.starts_with("CREATE ") => {
+            "; grant the user CREATE, or create the table as another user"
+        }
         1142 | 1143 => "; grant the user SELECT, INSERT, UPDATE and DELETE on the table",
         1095 => "; to end the connection of another user, grant this one CONNECTION ADMIN or SUPER",
         1820 | 1862 => "; set a new password for the user",
+        3118 | 4151 => "; unlock the account of the user",
         _ => "",
     };
     let message = format!("{}{advice}", error.message);
-    NodeError { outcome_unknown: false, kind: NodeErrorKind::Refused { code, message } }
+    NodeError::not_applied(NodeErrorKind::Refused { code, message })
 }
 
 #[cfg(test)]
@@ -374,9 +383,15 @@ mod tests {
         assert!(shown(1142).contains("grant the user"), "{}", shown(1142));
         let error = |code| refusal(&ServerError { code, message: String::new() });
         assert!(error(1836).is_not_master());
-        for code in [1040, 1203, 1226, 1053, 1927] {
+        for code in [1040, 1203, 1053, 1927] {
             assert!(error(code).is_transient(), "{code}");
         }
+        let limit = |of: &str| {
+            let message = format!("User 'app' has exceeded the '{of}' resource (current value: 5)");
+            refusal(&ServerError { code: 1226, message })
+        };
+        assert!(limit("max_user_connections").is_max_clients());
+        assert!(!limit("max_queries_per_hour").is_transient());
         assert!(is_table_locked(&error(1205)) && !is_table_locked(&error(1146)));
     }
 }

@@ -82,7 +82,7 @@ impl SessionPool {
             NoPlace::Closed => NodeErrorKind::Closed,
             NoPlace::TimedOut => NodeErrorKind::PoolExhausted { pool_size: self.size },
         };
-        NodeError { outcome_unknown: false, kind }
+        NodeError::not_applied(kind)
     }
 
     /// Returns a session for a place. Opens one if none is idle.
@@ -125,7 +125,7 @@ impl SessionPool {
     fn take_idle(&self) -> Result<Option<Session>, NodeError> {
         match &mut *self.idle.lock() {
             Some(idle) => Ok(idle.pop_back()),
-            None => Err(NodeError { outcome_unknown: false, kind: NodeErrorKind::Closed }),
+            None => Err(NodeError::not_applied(NodeErrorKind::Closed)),
         }
     }
 

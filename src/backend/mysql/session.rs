@@ -219,7 +219,7 @@ fn lease_seconds(ttl: Duration) -> u64 {
 }
 
 fn unfit(reason: String) -> NodeError {
-    NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) }
+    NodeError::not_applied(NodeErrorKind::Ineligible(reason))
 }
 
 /// Why locks do not work with this version.

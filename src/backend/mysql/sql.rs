@@ -19,9 +19,15 @@ const TABLE_WAIT_S: u32 = 1;
 const LIMIT_MAX: Duration = Duration::from_millis(3_600_000_000);
 /// A statement limit of zero means none.
 const LIMIT_MIN: Duration = Duration::from_millis(1);
+/// The lengths of stored ids are multiples of this. Ids that the library makes are shorter, unless
+/// the name of their host is very long.
+const ID_LENGTHS: usize = 128;
 /// Maximum number of rows that `prune` reads at once; otherwise an exchange could take longer than
 /// an operation timeout in a large table.
 pub(super) const PRUNE_ROWS_MAX: usize = 1_000;
+/// Maximum number of rows that `prune` locks and deletes at once. Meanwhile a caller that does not
+/// wait cannot get their locks.
+pub(super) const PRUNE_LOCKS_MAX: usize = 16;
 
 /// Renews a lease: the server restarts its idle timeout with every request. A query and not a ping,
 /// which a proxy may answer itself. Reads whether the server is read-only.
@@ -144,9 +150,9 @@ impl Table {
     fn set_holder(&self, comment: &str, name: &str, id: &str, off: ReadOnlyOff) -> String {
         format!(
             "UPDATE {comment}{} SET token={NEXT_TOKEN},holder=x'{}',conn=CONNECTION_ID() \
-             WHERE name=x'{}' AND holder='' AND @@global.read_only={}",
+             WHERE name=x'{}' AND conn=0 AND @@global.read_only={}",
             self.0,
-            Hex(id.as_bytes()),
+            Hex(&stored_id(id)),
             Hex(name.as_bytes()),
             off.0
         )
@@ -170,23 +176,23 @@ impl Table {
     /// Releases a lock. Only the transaction that holds it can change the row, and only if it does.
     pub(super) fn release(&self, name: &str, id: &str) -> String {
         format!(
-            "UPDATE {} SET holder='' WHERE name=x'{}' AND holder=x'{}' AND conn=CONNECTION_ID();\
+            "UPDATE {} SET conn=0 WHERE name=x'{}' AND holder=x'{}' AND conn=CONNECTION_ID();\
              COMMIT",
             self.0,
             Hex(name.as_bytes()),
-            Hex(id.as_bytes())
+            Hex(&stored_id(id))
         )
     }
 
     /// Reads the holder, which has not committed yet: name, token, holder, connection, time.
     pub(super) fn inspect(&self, name: &str) -> String {
-        let condition = format!("name=x'{}' AND holder<>''", Hex(name.as_bytes()));
+        let condition = format!("name=x'{}' AND conn<>0", Hex(name.as_bytes()));
         self.dirty_read(&condition)
     }
 
     /// Reads all holders.
     pub(super) fn list(&self) -> String {
-        self.dirty_read("holder<>''")
+        self.dirty_read("conn<>0")
     }
 
     fn dirty_read(&self, condition: &str) -> String {
@@ -208,24 +214,44 @@ impl Table {
         )
     }
 
-    /// Locks those of these rows whose locks nobody holds, and that are still unused.
+    /// Locks those of these rows whose locks nobody holds, and that are still unused. By the key:
+    /// in a small table, the server would rather read all rows, and lock each for a moment.
     pub(super) fn select_unused<'a>(
         &self,
         names: impl Iterator<Item = &'a [u8]>,
         age_us: u64,
     ) -> String {
         format!(
-            "BEGIN;SELECT name FROM {} WHERE name IN ({}) AND {} FOR UPDATE SKIP LOCKED",
+            "BEGIN;SELECT name FROM {} FORCE INDEX (PRIMARY) WHERE name IN ({}) AND {} FOR UPDATE \
+             SKIP LOCKED",
             self.0,
             list(names),
             is_unused(age_us)
         )
     }
 
-    /// Deletes the rows that [`select_unused`](Self::select_unused) has locked.
+    /// Deletes the rows that [`select_unused`](Self::select_unused) has locked. One by one, because
+    /// the server reads all rows of a small table for a list of names, and then waits for those
+    /// that are held.
     pub(super) fn delete<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> String {
-        format!("DELETE FROM {} WHERE name IN ({});COMMIT", self.0, list(names))
+        let delete = |name| format!("DELETE FROM {} WHERE name=x'{}';", self.0, Hex(name));
+        names.map(delete).chain(["COMMIT".to_owned()]).collect()
     }
+}
+
+/// The id as a row keeps it: filled up with zeros, so that most ids have the same length. InnoDB
+/// changes a row in place only if no value changes its length. Otherwise it moves all waiters to
+/// another lock and back, and 100 waiters bring the server to a standstill.
+fn stored_id(id: &str) -> Vec<u8> {
+    let mut stored = id.as_bytes().to_vec();
+    stored.resize(stored.len().next_multiple_of(ID_LENGTHS), 0);
+    stored
+}
+
+/// The id that a row keeps.
+pub(super) fn id_in(stored: &[u8]) -> &[u8] {
+    let end = stored.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    &stored[..end]
 }
 
 /// Whether the lock of a row was acquired more than `age_us` ago. Tokens follow the clock.
@@ -241,10 +267,10 @@ fn list<'a>(names: impl Iterator<Item = &'a [u8]>) -> String {
 /// Settings of a new connection, and what it then reports: its id, the idle timeout as set, the
 /// version, whether the server is read-only, the engine of the table, and the variables of clusters
 /// with several primaries. What a server may set for all sessions is fixed where it changes what
-/// these statements do: `completion_type` adds to `COMMIT`, and modes change what literals mean.
-/// The time zone is fixed because a local hour can repeat itself, and tokens follow the clock. In a
-/// transaction, MariaDB would prefer its own limits for idle transactions to the idle timeout: a
-/// shorter one would end locks, and a longer one keep them.
+/// these statements do: `completion_type` adds to `COMMIT`, modes change what literals mean, and
+/// `sql_select_limit` hides rows. The time zone is fixed because a local hour can repeat itself,
+/// and tokens follow the clock. In a transaction, MariaDB would prefer its own limits for idle
+/// transactions to the idle timeout: a shorter one would end locks, and a longer one keep them.
 pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) -> String {
     let no_limits = if is_mariadb {
         "max_statement_time=0,idle_transaction_timeout=0,idle_write_transaction_timeout=0,\
@@ -256,11 +282,12 @@ pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) 
         "SET SESSION wait_timeout={lease_seconds},net_read_timeout={lease_seconds},\
          net_write_timeout={lease_seconds},innodb_lock_wait_timeout={NO_LIMIT_S},\
          lock_wait_timeout={TABLE_WAIT_S},autocommit=1,completion_type=0,\
-         sql_mode='STRICT_ALL_TABLES',time_zone='+00:00',{no_limits};\
-         SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;\
+         sql_mode='STRICT_ALL_TABLES',time_zone='+00:00',sql_select_limit={},{no_limits};\
+         SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED,READ WRITE;\
          SELECT CONNECTION_ID(),@@session.wait_timeout,@@version,@@global.read_only;\
          {};\
          {LIST_CLUSTER_VARIABLES}",
+        u64::MAX,
         table.engine()
     )
 }
@@ -269,8 +296,10 @@ pub(super) fn open_session(table: &Table, lease_seconds: u64, is_mariadb: bool) 
 /// the server is read-only, its limit of connections, and when it flushes its log.
 pub(super) fn read_state(lease_seconds: u64) -> String {
     format!(
-        "SET SESSION wait_timeout={lease_seconds};SELECT CONNECTION_ID(),@@session.wait_timeout,\
-         @@global.read_only,@@global.max_connections,@@global.innodb_flush_log_at_trx_commit"
+        "SET SESSION wait_timeout={lease_seconds},sql_select_limit={};\
+         SELECT CONNECTION_ID(),@@session.wait_timeout,@@global.read_only,\
+         @@global.max_connections,@@global.innodb_flush_log_at_trx_commit",
+        u64::MAX
     )
 }
 

@@ -38,15 +38,15 @@ pub(super) fn acquire_all(
         }
     };
     note(&result, halfway);
-    let is_late = matches!(&result, Ok(Exchange { reply: AcquireAllReply::Late { .. }, .. }));
-    let may_be_held = |error: &NodeError| error.outcome_unknown && error.is_transient();
-    if is_late || matches!(&result, Err(error) if may_be_held(error) || error.is_not_master()) {
+    let is_late = matches!(&result, Ok(Exchange { reply: AcquireAllReply::Late, .. }));
+    let may_be_held = |error: &NodeError| error.is_reply_lost() || error.is_not_master();
+    if is_late || result.as_ref().is_err_and(may_be_held) {
         result = ask(deadline);
         note(&result, deadline);
     }
     let residue = || Residue::new(NodeSet::single(0), "", broken_until);
     let outcome = match result {
-        Ok(Exchange { sent, reply: AcquireAllReply::Held { tokens, .. } }) => {
+        Ok(Exchange { sent, reply: AcquireAllReply::Held { tokens }, .. }) => {
             if deadline_from_sent(sent, ttl) > clock::now() {
                 let grant = |token| Grant::of_one_server(token, sent, ttl, broken_until);
                 let grants = tokens.into_iter().map(grant).collect();
@@ -65,9 +65,7 @@ pub(super) fn acquire_all(
         Ok(Exchange { reply: AcquireAllReply::WrongType { index }, .. }) => {
             AllOutcome::WrongType { index }
         }
-        Ok(Exchange { reply: AcquireAllReply::Late { .. }, .. }) => {
-            AllOutcome::Failed(timed_out(false))
-        }
+        Ok(Exchange { reply: AcquireAllReply::Late, .. }) => AllOutcome::Failed(timed_out(false)),
         Err(error) => AllOutcome::Failed(BackendError::Node(error)),
     };
     AllAnswer { outcome, residue: may_hold.then(residue) }

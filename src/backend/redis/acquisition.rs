@@ -132,7 +132,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
         let connections_opened = heard.map(HeardSubscription::connections_opened);
         let result = self.server.acquire(&request, deadline);
         if checks_subscription
-            && let Ok(Exchange { sent, reply: AcquireReply::Queued { no_subscriber, .. } }) =
+            && let Ok(Exchange { sent, reply: AcquireReply::Queued { no_subscriber, .. }, .. }) =
                 &result
             && let (Some(heard), Some(opened)) = (heard, connections_opened)
         {
@@ -189,7 +189,7 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
             mode = AcquireMode::Poll;
             result = self.exchange(mode);
         }
-        let Exchange { sent, reply } = match result {
+        let Exchange { sent, server_us, reply } = match result {
             Ok(exchange) => exchange,
             Err(failure) => return Answer::Failed(BackendError::Node(failure)),
         };
@@ -198,13 +198,13 @@ impl<S: ClaimServer> Acquisition for RedisAcquisition<'_, S> {
                 return self.on_held(sent, token, is_token_in_fence);
             }
             AcquireReply::WrongType => return Answer::WrongType,
-            AcquireReply::Late { .. } => {
-                let expired = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
+            AcquireReply::Late => {
+                let expired = NodeError::not_applied(NodeErrorKind::TimedOut);
                 return Answer::Failed(BackendError::Node(expired));
             }
-            AcquireReply::Queued { now_us, holder, position, newly_queued, no_subscriber } => {
+            AcquireReply::Queued { holder, position, newly_queued, no_subscriber } => {
                 let was_lost = newly_queued && mode == AcquireMode::Poll;
-                self.queued_at_us = now_us;
+                self.queued_at_us = server_us.unwrap_or(self.queued_at_us);
                 let report = QueueReport {
                     place: PLACE,
                     position,
@@ -286,13 +286,12 @@ mod tests {
             }
             self.modes.borrow_mut().push(request.mode);
             let reply = AcquireReply::Queued {
-                now_us: 1,
                 holder: Holder::from_report(b"other", 1_000, 0, 0, 1),
                 position: 0,
                 newly_queued: self.modes.borrow().len() == 1,
                 no_subscriber: request.mode == AcquireMode::Poll,
             };
-            Ok(Exchange { sent: clock::now(), reply })
+            Ok(Exchange { sent: clock::now(), server_us: Some(1), reply })
         }
 
         fn clock_sample(&self, _: u64) -> Option<ClockSample> {

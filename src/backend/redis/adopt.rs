@@ -32,21 +32,21 @@ pub(super) fn adopt(
     let mut broken_until = began;
     let mut result = ask(halfway);
     let mut may_hold = is_unknown(&result);
-    let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Late { .. }, .. }));
+    let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Late, .. }));
     if is_late || matches!(&result, Err(error) if error.is_transient() || error.is_not_master()) {
         broken_until = halfway;
         result = ask(deadline);
         may_hold |= is_unknown(&result);
     }
     let result = match result {
-        Ok(Exchange { sent, reply: AdoptReply::Held { token, .. } }) => {
+        Ok(Exchange { sent, reply: AdoptReply::Held { token }, .. }) => {
             Ok(Passed::To(Grant::of_one_server(token, sent, claim.ttl, broken_until)))
         }
         Ok(Exchange { reply: AdoptReply::Gone, .. }) => Ok(Passed::Lost(LockLost::Gone)),
         Ok(Exchange { reply: AdoptReply::HeldByOther(by), .. }) => {
             Ok(Passed::Lost(LockLost::Taken { by }))
         }
-        Ok(Exchange { reply: AdoptReply::Late { .. }, .. }) => {
+        Ok(Exchange { reply: AdoptReply::Late, .. }) => {
             Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut))
         }
         Err(error) => Err(error),

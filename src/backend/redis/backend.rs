@@ -95,11 +95,13 @@ impl RedisBackend {
                 Err(failure) => failure,
             };
             let now = clock::now();
-            let is_stale = failure.outcome_unknown && failure.is_transient();
             if failure.is_not_master() && now.saturating_add(pause) < deadline {
                 clock::sleep_until(now.saturating_add(pause));
                 pause = (pause * 2).min(FAILOVER_PAUSE_MAX);
-            } else if !is_stale || now >= deadline || mem::replace(&mut was_stale, true) {
+            } else if !failure.is_reply_lost()
+                || now >= deadline
+                || mem::replace(&mut was_stale, true)
+            {
                 return Err(BackendError::Node(failure));
             }
         }
@@ -213,7 +215,7 @@ impl Backend for RedisBackend {
         }
         for batch in listing.take_keys().chunks(DESCRIBE_BATCH_MAX) {
             let request = DescribeLocks::in_list(batch);
-            let (_, found) = self.ask(connection, &request, step_deadline())?;
+            let found = self.ask(connection, &request, step_deadline())?;
             for (key, found) in batch.iter().zip(found) {
                 listing.add_lock(found.map(|held| held.into_lock_info(key)))?;
             }

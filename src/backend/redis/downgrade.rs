@@ -22,11 +22,11 @@ pub(super) fn downgrade(
     let request = Acquire::downgrade(lease);
     let ask = |until| backend.exchange(request.key, &request, Purpose::Downgrade, until);
     let result = match ask(deadline.halfway()) {
-        Ok(Exchange { reply: AcquireReply::Late { .. }, .. }) => ask(deadline),
+        Ok(Exchange { reply: AcquireReply::Late, .. }) => ask(deadline),
         Err(failure) if failure.is_transient() || failure.is_not_master() => ask(deadline),
         result => result,
     };
-    let Exchange { sent, reply } = result.map_err(BackendError::Node)?;
+    let Exchange { sent, reply, .. } = result?;
     match reply {
         AcquireReply::Held { .. } => {
             let mut node_deadlines = NodeDeadlines::new(1);
@@ -37,7 +37,7 @@ pub(super) fn downgrade(
         AcquireReply::Busy { holder, .. } | AcquireReply::Queued { holder, .. } => {
             Ok(Passed::Lost(LockLost::Taken { by: Box::new(holder) }))
         }
-        AcquireReply::Late { .. } => {
+        AcquireReply::Late => {
             Err(BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut)))
         }
     }

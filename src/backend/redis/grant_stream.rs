@@ -75,7 +75,7 @@ impl GrantStream for RedisGrantStream {
     fn wake_handle(&mut self) -> Result<Wake, NodeError> {
         let waker = match self.waker.take() {
             Some(waker) => waker,
-            None => waker().map_err(NodeError::not_sent)?,
+            None => waker().map_err(NodeError::not_applied)?,
         };
         Ok(self.waker.insert(waker).0.clone())
     }

@@ -18,7 +18,7 @@ fn describe(
     waiters_max: u64,
     deadline: Moment,
 ) -> Result<Inspection<HeldDescription>, BackendError> {
-    let (_, found) = backend.ask_about(key, &DescribeLocks::lookup(key, waiters_max), deadline)?;
+    let found = backend.ask_about(key, &DescribeLocks::lookup(key, waiters_max), deadline)?;
     Ok(found.into_iter().next().unwrap_or(Inspection::Free))
 }
 

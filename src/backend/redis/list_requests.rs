@@ -8,7 +8,7 @@ use super::{
     fields::{
         Fields, array_reply, parse_lua_integer, text_reply, write_bulk, write_command, write_number,
     },
-    script::{Request, Script, ScriptRef, script, write_version},
+    script::{Decoded, Request, Script, ScriptRef, script, write_version},
 };
 use crate::{
     backend::Inspection,
@@ -83,7 +83,7 @@ impl Request for Scan<'_> {
         write_command(out, &parts);
     }
 
-    fn decode(&self, _: u64, reply: Value) -> Option<ScanReply> {
+    fn decode(&self, _: u64, reply: Value) -> Option<Decoded<ScanReply>> {
         let Value::Array(parts) = reply else { return None };
         let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
         let cursor = String::from_utf8(cursor.clone()).ok()?;
@@ -91,10 +91,8 @@ impl Request for Scan<'_> {
             Value::BulkString(key) => String::from_utf8(key.clone()).ok(),
             _ => None,
         };
-        Some(ScanReply {
-            next_cursor: (cursor != "0").then_some(cursor),
-            keys: keys.iter().filter_map(text).collect(),
-        })
+        let keys = keys.iter().filter_map(text).collect();
+        Some((ScanReply { next_cursor: (cursor != "0").then_some(cursor), keys }, None))
     }
 }
 
@@ -141,11 +139,7 @@ impl HeldDescription {
 }
 
 impl Request for DescribeLocks<'_> {
-    type Reply = (u64, Vec<Inspection<HeldDescription>>);
-
-    fn server_us(reply: &Self::Reply) -> Option<u64> {
-        Some(reply.0)
-    }
+    type Reply = Vec<Inspection<HeldDescription>>;
 
     fn script(&self) -> Option<&'static Script> {
         Some(&DESCRIBE)
@@ -167,12 +161,12 @@ impl Request for DescribeLocks<'_> {
         write_version(out);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<Self::Reply>> {
         let (now_us, values) = array_reply(reply, nonce)?;
         let answers = values
             .map(|value| self.decode_description(&value, now_us))
             .collect::<Option<Vec<_>>>()?;
-        (answers.len() == self.keys.len()).then_some((now_us, answers))
+        (answers.len() == self.keys.len()).then_some((answers, Some(now_us)))
     }
 }
 
@@ -307,12 +301,12 @@ mod tests {
         let keys = vec!["a".to_owned(), "b".to_owned()];
         assert_eq!(
             scan.decode(0, step("17")),
-            Some(ScanReply { next_cursor: Some("17".into()), keys: keys.clone() })
+            Some((ScanReply { next_cursor: Some("17".into()), keys: keys.clone() }, None))
         );
-        assert_eq!(scan.decode(0, step("0")), Some(ScanReply { next_cursor: None, keys }));
+        assert_eq!(scan.decode(0, step("0")), Some((ScanReply { next_cursor: None, keys }, None)));
         let binary =
             Value::Array(vec![text("0"), Value::Array(vec![Value::BulkString(vec![0xff])])]);
-        assert_eq!(scan.decode(0, binary).unwrap().keys, Vec::<String>::new());
+        assert_eq!(scan.decode(0, binary).unwrap().0.keys, Vec::<String>::new());
         assert_eq!(scan.decode(0, Value::Okay), None);
     }
 
@@ -327,12 +321,11 @@ mod tests {
             text("odd"),
         ]);
         let reply = Value::Array(vec![text("7 50"), Value::Int(0), held, Value::Int(-1)]);
-        let (now_us, answers) = request.decode(7, reply.clone()).unwrap();
+        let (answers, server_us) = request.decode(7, reply.clone()).unwrap();
         assert_eq!(
-            (now_us, &answers[0], &answers[2]),
-            (50, &Inspection::Free, &Inspection::WrongType)
+            (server_us, &answers[0], &answers[2]),
+            (Some(50), &Inspection::Free, &Inspection::WrongType)
         );
-        assert_eq!(DescribeLocks::server_us(&(now_us, answers.clone())), Some(50));
         let Inspection::Held(held_lock) = &answers[1] else { panic!("{answers:?}") };
         assert_eq!(
             (held_lock.holder.id(), held_lock.holder.waiters(), held_lock.token),
@@ -362,7 +355,7 @@ mod tests {
             request.decode(7, Value::Array(vec![text("7 50"), Value::Int(0), held]))
         };
         let group = lines(&["distlock:permits 4", "5 me", "5 me#2", "5 you", "6 me#3"]);
-        let (_, found) = decode(group).unwrap();
+        let (found, _) = decode(group).unwrap();
         let Inspection::Held(held) = &found[1] else { panic!("{found:?}") };
         let group = held.group.as_ref().unwrap();
         assert_eq!((&held.waiters[..], held.holder.id()), (&["w".into()][..], "distlock:permits"));

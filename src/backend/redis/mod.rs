@@ -48,7 +48,7 @@ pub(crate) use self::{
     release::release_any_kind,
     release_turns::ReleaseTurns,
     replicas::Replicas,
-    script::{Request, ScriptRef},
+    script::{Decoded, Request, ScriptRef},
     yielding::Yielding,
 };
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! What the backends in which each lock is kept by one server have in common.
 
-use std::io;
-
 use super::{
     Connection, ConnectionPool, Exchange, NodeConnections, NodeError, NodeErrorKind, RedisNode,
     Replicas, Request, Urgency, Yielding,
@@ -75,7 +73,7 @@ pub(crate) fn exchange_over_pool<R: Request>(
             Purpose::Release | Purpose::CleanUp => ask(connection),
         }
     };
-    let no_turn = || Err(NodeError::not_sent(io::ErrorKind::TimedOut.into()));
+    let no_turn = || Err(NodeError::not_applied(NodeErrorKind::TimedOut));
     match purpose {
         Purpose::Claim | Purpose::Adopt => send(&mut *pool.get_to_ask(deadline)?),
         Purpose::Downgrade => send(&mut *pool.get(Urgency::Release, deadline)?),
@@ -98,7 +96,7 @@ fn ask_for_lock<R: Request>(
         node.drop_if_replaced(connection);
         node.connect(connection, deadline)?;
         if let Some(left) = node.quarantine_left(clock::now()) {
-            return Err(NodeError { outcome_unknown: false, kind: quarantined(left) });
+            return Err(NodeError::not_applied(quarantined(left)));
         }
     }
     let exchange = ask(connection)?;

@@ -1,10 +1,10 @@
 //! Releasing a lock on one server: with a second request if the first reply is lost, and again
 //! until a failover has ended.
 
-use std::{io, slice, time::Duration};
+use std::{slice, time::Duration};
 
 use super::{
-    Exchange, NodeError, OneServerForEachLock, Purpose, Yielding,
+    Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose, Yielding,
     requests_and_replies::{Release, ReleaseReply},
 };
 use crate::{
@@ -103,7 +103,7 @@ pub(crate) fn release_all_on_one_server(
         // Without time for a reply, a request would only cost its connection.
         let has_time = clock::now() < until;
         let result = has_time.then(|| ask_all(slice::from_ref(request), until).pop()).flatten();
-        result.unwrap_or_else(|| Err(NodeError::not_sent(io::ErrorKind::TimedOut.into())))
+        result.unwrap_or_else(|| Err(NodeError::not_applied(NodeErrorKind::TimedOut)))
     };
     let conclude = |((lease, _), release): (&(&Lease, bool), ReleaseAttempts<'_>)| {
         let mut first = results.next();
@@ -241,7 +241,7 @@ impl<'a> ReleaseAttempts<'a> {
                 Released::Released
             }
             ReleaseReply::HeldByOther(holder) => Released::OwnedByOther(holder),
-            ReleaseReply::Gone { .. } | ReleaseReply::WrongType | ReleaseReply::Late { .. } => {
+            ReleaseReply::Gone { .. } | ReleaseReply::WrongType | ReleaseReply::Late => {
                 Released::Gone
             }
         })
@@ -288,7 +288,7 @@ mod tests {
                     return Err(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
                 }
                 let reply = ReleaseReply::Released { has_more: requests < 3 };
-                Ok(Exchange { sent: clock::now(), reply })
+                Ok(Exchange { sent: clock::now(), server_us: None, reply })
             });
             (released.is_ok(), requests)
         };
@@ -320,7 +320,7 @@ mod tests {
                 let now = clock::now();
                 if requests > 1 {
                     let reply = ReleaseReply::Gone { has_more: false };
-                    return Ok(Exchange { sent: now, reply });
+                    return Ok(Exchange { sent: now, server_us: None, reply });
                 }
                 let late = |_: &mut _| {
                     let replicas = Replicas::default();

@@ -78,7 +78,7 @@ impl RedisRenewals {
 }
 
 /// Reply to one request of a renewal.
-pub(crate) type RenewalResult = Result<Exchange<(u64, Vec<RenewReply>)>, NodeError>;
+pub(crate) type RenewalResult = Result<Exchange<Vec<RenewReply>>, NodeError>;
 
 /// Renews leases on a server that decides alone, in one exchange. Each request is for at most
 /// `batch_max` leases. The server carries out none of them in its usual way after `deadline`.
@@ -95,7 +95,7 @@ pub(crate) fn renew_on_one_server(
     let requests: Vec<_> = batches.iter().map(|batch| Renew(&renewals[batch.clone()])).collect();
     for (batch, result) in batches.into_iter().zip(ask(&requests)) {
         match result {
-            Ok(Exchange { sent, reply: (_, replies) }) => {
+            Ok(Exchange { sent, reply: replies, .. }) => {
                 for (at, reply) in batch.zip(replies) {
                     report.renewals[at] = conclude(leases[at], sent, renewals[at].ttl(), reply);
                 }
@@ -230,7 +230,7 @@ mod tests {
             let report = renew_on_one_server(&[&lease], 100, clock::now(), |requests| {
                 assert_eq!(requests.len(), 1);
                 lease.set_ttl(Duration::from_secs(600));
-                vec![Ok(Exchange { sent, reply: (1, vec![RenewReply::Renewed]) })]
+                vec![Ok(Exchange { sent, server_us: Some(1), reply: vec![RenewReply::Renewed] })]
             });
             let Renewal::Confirmed { until, .. } = report.renewals[0] else {
                 panic!("{:?}", report.renewals)

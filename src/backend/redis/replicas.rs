@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Request, ScriptRef,
-    exchange_within, fields::write_command,
+    exchange_within, fields::write_command, script::Decoded,
 };
 use crate::sys::clock::Moment;
 
@@ -100,9 +100,9 @@ impl Request for Wait {
         write_command(out, &[b"WAIT", self.0.count.to_string().as_bytes(), within_ms.as_bytes()]);
     }
 
-    fn decode(&self, _: u64, reply: Value) -> Option<u32> {
+    fn decode(&self, _: u64, reply: Value) -> Option<Decoded<u32>> {
         let Value::Int(count) = reply else { return None };
-        u32::try_from(count).ok()
+        Some((u32::try_from(count).ok()?, None))
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
             assert_eq!(request_words(&Wait(two(within)), ScriptRef::HASH), ["WAIT", "2", ms]);
         }
         let wait = Wait(two(Duration::from_millis(50)));
-        assert_eq!(wait.decode(1, Value::Int(1)), Some(1));
+        assert_eq!(wait.decode(1, Value::Int(1)), Some((1, None)));
         for nonsense in [Value::Int(-1), Value::Int(i64::MAX), Value::Okay] {
             assert_eq!(wait.decode(1, nonsense), None);
         }

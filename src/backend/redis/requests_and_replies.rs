@@ -11,7 +11,7 @@ pub(crate) use super::kinds::{
 };
 use super::{
     fields::write_command,
-    script::{Request, Script, ScriptRef},
+    script::{Decoded, Request, Script, ScriptRef},
 };
 
 /// Checks that the server is reachable.
@@ -24,8 +24,8 @@ impl Request for Ping {
         write_command(out, &[b"PING"]);
     }
 
-    fn decode(&self, _: u64, reply: Value) -> Option<()> {
-        (reply == Value::SimpleString("PONG".into())).then_some(())
+    fn decode(&self, _: u64, reply: Value) -> Option<Decoded<()>> {
+        (reply == Value::SimpleString("PONG".into())).then_some(((), None))
     }
 }
 
@@ -41,10 +41,6 @@ pub(crate) struct InCluster<'a, C> {
 
 impl<C: Request> Request for InCluster<'_, C> {
     type Reply = C::Reply;
-
-    fn server_us(reply: &C::Reply) -> Option<u64> {
-        C::server_us(reply)
-    }
 
     fn is_asking(&self) -> bool {
         self.is_asking
@@ -62,7 +58,7 @@ impl<C: Request> Request for InCluster<'_, C> {
         self.request.encode(by, nonce, not_after_us, out);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<C::Reply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<C::Reply>> {
         self.request.decode(nonce, reply)
     }
 }
@@ -97,7 +93,7 @@ mod tests {
     fn ping_is_a_command_without_a_script() {
         assert_eq!(request_words(&Ping, ScriptRef::HASH), ["PING"]);
         assert!(Ping.script().is_none());
-        assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(()));
+        assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(((), None)));
         assert_eq!(Ping.decode(9, Value::Okay), None);
     }
 }

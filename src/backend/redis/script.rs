@@ -50,6 +50,9 @@ impl ScriptRef {
     pub(crate) const SOURCE: ScriptRef = ScriptRef { is_source: true, is_sharded: false };
 }
 
+/// A reply, and the time on the server's clock in microseconds, if the reply contains it.
+pub(crate) type Decoded<R> = (R, Option<u64>);
+
 /// A request to a server, and the decoding of its reply.
 ///
 /// Every request of a script carries a nonce, and its reply begins with the same nonce. So the
@@ -68,12 +71,7 @@ pub(crate) trait Request {
 
     /// Decodes the reply to the request with this nonce. Returns `None` if the reply is malformed
     /// or belongs to another request.
-    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply>;
-
-    /// Time on the server's clock, if the reply contains it.
-    fn server_us(_: &Self::Reply) -> Option<u64> {
-        None
-    }
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<Self::Reply>>;
 
     /// Whether the reply grants a lock.
     fn is_grant(_: &Self::Reply) -> bool {

@@ -132,7 +132,7 @@ impl<'a> QuorumAcquisition<'a> {
         let wanted = if ask_all { redlock.all_nodes() } else { NodeSet::single(queue_node) };
         let targets = wanted.difference(releases.pending());
         if targets.is_empty() || now >= deadline {
-            let timed_out = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
+            let timed_out = NodeError::not_applied(NodeErrorKind::TimedOut);
             return Err(BackendError::Node(timed_out));
         }
         let known_before = footprint.may_hold;

@@ -106,7 +106,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
         };
         for node in self.options.targets.difference(asked).iter() {
             let kind = NodeErrorKind::BackingOff;
-            self.record_failure(node, NodeError { outcome_unknown: false, kind });
+            self.record_failure(node, NodeError::not_applied(kind));
         }
         let asked = order.iter().copied().filter(|node| asked.contains(*node));
         if self.options.reverse_order {
@@ -163,7 +163,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
             Some(connects) => connects,
             None => match BackgroundConnects::new() {
                 Ok(connects) => self.connects.insert(connects),
-                Err(error) => return self.record_failure(node, NodeError::not_sent(error)),
+                Err(error) => return self.record_failure(node, NodeError::not_applied(error)),
             },
         };
         let unconnected = self.connections[node].clone_unconnected();
@@ -174,7 +174,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 self.states[node] = NodeState::Connecting;
                 self.responses.votes[node] = None;
             }
-            Err(error) => self.record_failure(node, NodeError::not_sent(error)),
+            Err(error) => self.record_failure(node, NodeError::not_applied(error)),
         }
     }
 
@@ -409,7 +409,7 @@ impl<C: Request, F: Fn(usize) -> C, V: Fn(usize, &Exchange<C::Reply>) -> Vote>
                 // itself.
                 NodeState::Connecting => {
                     let kind = NodeErrorKind::TimedOut;
-                    self.set_failed(node, NodeError { outcome_unknown: false, kind });
+                    self.set_failed(node, NodeError::not_applied(kind));
                 }
                 NodeState::Idle => {}
             }

@@ -53,7 +53,7 @@ impl ResidueCleaner for QuorumCleaner {
             |(_, residue): &(&Claim, &mut Residue)| !residue.nodes.intersection(skipped).is_empty();
         error.or_else(|| {
             let kind = NodeErrorKind::BackingOff;
-            let failure = NodeError { outcome_unknown: false, kind };
+            let failure = NodeError::not_applied(kind);
             residues.iter().any(is_left).then_some(BackendError::Node(failure))
         })
     }

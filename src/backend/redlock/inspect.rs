@@ -34,7 +34,7 @@ impl Looks for Redlock {
         let ask = |options: &dyn Fn() -> BroadcastOptions<'static>| {
             let responses = self.describe_with(key, options)?;
             let is_complete = responses.nodes_voting(Vote::Yes) == self.all_nodes();
-            Ok((self.decide(key, responses)?, is_complete))
+            Ok::<_, BackendError>((self.decide(key, responses)?, is_complete))
         };
         let waiting_for_others =
             |straggler_grace| BroadcastOptions { straggler_grace, ..self.of_all(deadline) };
@@ -66,7 +66,7 @@ impl Looks for Redlock {
         let mut wrong = 0;
         for response in &responses.by_node {
             let Response::Replied(exchange) = response else { continue };
-            match exchange.reply.1.first() {
+            match exchange.reply.first() {
                 Some(Inspection::Held(held)) => {
                     let id = held.holder.id_bytes();
                     if !ids.iter().any(|known| known == id) {
@@ -154,7 +154,7 @@ impl Redlock {
         let mut connections = self.checkout(options().deadline)?;
         let mut ask = || self.ask(&mut connections, options(), &request, |_, _| Vote::Yes);
         let responses = ask();
-        let stale = responses.nodes_where(Response::is_broken);
+        let stale = responses.nodes_where(Response::is_lost);
         if responses.verdict() == Verdict::Granted || stale.is_empty() {
             return Ok(responses);
         }

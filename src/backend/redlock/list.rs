@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// What the nodes replied about a batch of locks.
-pub(super) type Descriptions = Responses<(u64, Vec<Inspection<HeldDescription>>)>;
+pub(super) type Descriptions = Responses<Vec<Inspection<HeldDescription>>>;
 
 impl Redlock {
     /// Lists all locks that match, by name. Every quorum has a node that knows a given granted
@@ -97,7 +97,7 @@ impl Redlock {
             self.ask(connections, options, &request, |_, _| Vote::Yes)
         };
         let mut responses = ask(targets);
-        let stale = responses.nodes_where(Response::is_broken);
+        let stale = responses.nodes_where(Response::is_lost);
         if !stale.is_empty() && clock::now() < deadline {
             responses.replace(stale, ask(stale));
         }
@@ -121,7 +121,7 @@ impl Redlock {
         let mut reported: Vec<&HeldDescription> = Vec::new();
         for response in &responses.by_node {
             let Response::Replied(exchange) = response else { continue };
-            match exchange.reply.1.get(index) {
+            match exchange.reply.get(index) {
                 Some(Inspection::Held(held)) => {
                     reported.push(held);
                     // All waiters queue on one of the nodes.
@@ -158,10 +158,8 @@ impl Redlock {
 }
 
 /// Says what a node replied about the lock at `index` of a batch.
-pub(super) fn describe(
-    index: usize,
-) -> impl Fn(&(u64, Vec<Inspection<HeldDescription>>)) -> String {
-    move |reply| match reply.1.get(index) {
+pub(super) fn describe(index: usize) -> impl Fn(&Vec<Inspection<HeldDescription>>) -> String {
+    move |reply| match reply.get(index) {
         Some(Inspection::Held(held)) => format!("held by {}", held.holder),
         Some(Inspection::Free) => "free".into(),
         Some(Inspection::WrongType) => "its key holds something that is not a lock".into(),

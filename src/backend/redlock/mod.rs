@@ -288,7 +288,7 @@ impl Backend for Redlock {
         let timeout = self.operation_timeout;
         let mut nodes = self.order();
         nodes.sort_by_key(|node| !self.node(*node).health.is_healthy());
-        let mut failed = NodeError { outcome_unknown: false, kind: NodeErrorKind::TimedOut };
+        let mut failed = NodeError::not_applied(NodeErrorKind::TimedOut);
         for (tried, node) in nodes.iter().enumerate() {
             let now = clock::now();
             let budget = subscribe_budget(deadline.duration_since(now), tried, nodes.len());

@@ -45,7 +45,7 @@ impl OptionalCalls for Redlock {
         let counts = |node, sent| self.votes_at(node, sent) && !excluded.contains(node);
         let vote = |node: usize, exchange: &Exchange<AcquireReply>| match exchange.reply {
             AcquireReply::Held { .. } if counts(node, exchange.sent) => Vote::Yes,
-            AcquireReply::Held { .. } | AcquireReply::Late { .. } => Vote::Unknown,
+            AcquireReply::Held { .. } | AcquireReply::Late => Vote::Unknown,
             AcquireReply::WrongType | AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => {
                 Vote::No
             }

@@ -1,14 +1,12 @@
 //! Releasing a lock on all nodes, with a second request where the first reply is lost.
 
-use std::io;
-
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, responses::Responses};
 use crate::{
     backend::{
         ReleaseReport, Releases,
         error::BackendError,
         redis::{
-            Exchange, NodeError, Urgency, release_any_kind,
+            Exchange, NodeError, NodeErrorKind, Urgency, release_any_kind,
             requests_and_replies::{Release, ReleaseReply},
         },
     },
@@ -49,7 +47,7 @@ impl<'a> ReleaseRequest<'a> {
         match exchange.reply {
             ReleaseReply::Released { .. } | ReleaseReply::Gone { .. } => Vote::Yes,
             ReleaseReply::HeldByOther(_) | ReleaseReply::WrongType => Vote::No,
-            ReleaseReply::Late { .. } => Vote::Unknown,
+            ReleaseReply::Late => Vote::Unknown,
         }
     }
 
@@ -101,8 +99,7 @@ impl Releases for Redlock {
         was_held: bool,
         deadline: Moment,
     ) -> Result<Released, BackendError> {
-        let mut connections =
-            self.pool().get(Urgency::Release, deadline).map_err(BackendError::Node)?;
+        let mut connections = self.pool().get(Urgency::Release, deadline)?;
         release_any_kind(id, |kind| {
             let request = ReleaseRequest::new(Release::new(kind, key, id), was_held);
             let request = ReleaseRequest { wait_for_all: true, ..request };
@@ -164,7 +161,7 @@ impl Redlock {
 
     /// There was no time to send the release.
     fn no_turn(&self) -> ReleaseOutcome {
-        let not_sent = NodeError::not_sent(io::ErrorKind::TimedOut.into());
+        let not_sent = NodeError::not_applied(NodeErrorKind::TimedOut);
         ReleaseOutcome {
             result: Err(BackendError::Node(not_sent)),
             unconfirmed: self.all_nodes(),
@@ -229,9 +226,9 @@ impl Redlock {
                     }
                     ReleaseReply::Gone { .. } if maybe_before => released += 1,
                     ReleaseReply::HeldByOther(_) if maybe_before && was_held => released += 1,
-                    ReleaseReply::Gone { .. }
-                    | ReleaseReply::WrongType
-                    | ReleaseReply::Late { .. } => gone += 1,
+                    ReleaseReply::Gone { .. } | ReleaseReply::WrongType | ReleaseReply::Late => {
+                        gone += 1
+                    }
                     ReleaseReply::HeldByOther(holder) => {
                         known += 1;
                         answers.push(NodeAnswer::new(
@@ -283,6 +280,6 @@ fn describe(reply: &ReleaseReply) -> String {
         ReleaseReply::Gone { .. } => "not held".into(),
         ReleaseReply::HeldByOther(holder) => format!("held by {holder}"),
         ReleaseReply::WrongType => "its key holds something that is not a lock".into(),
-        ReleaseReply::Late { .. } => "the request came too late".into(),
+        ReleaseReply::Late => "the request came too late".into(),
     }
 }

@@ -65,10 +65,10 @@ impl LeaseRenewals for QuorumRenewals {
         let (redlock, missing) = (self.redlock.clone(), self.missing.0.clone());
         let excluded = leases.iter().map(|lease| lease.node_deadlines.lock().excluded());
         let tallies: RefCell<Vec<_>> = RefCell::new(excluded.map(Tally::new).collect());
-        let on_reply = |node: usize, exchange: &Exchange<(u64, Vec<RenewReply>)>| {
+        let on_reply = |node: usize, exchange: &Exchange<Vec<RenewReply>>| {
             let votes = redlock.votes_at(node, exchange.sent);
             let mut tallies = tallies.borrow_mut();
-            let replies = leases.iter().zip(tallies.iter_mut()).zip(&exchange.reply.1);
+            let replies = leases.iter().zip(tallies.iter_mut()).zip(&exchange.reply);
             for ((lease, tally), reply) in replies {
                 let reply = unless_own(lease, reply);
                 tally.add(node, exchange.sent, reply, votes);
@@ -84,7 +84,7 @@ impl LeaseRenewals for QuorumRenewals {
                     leases.iter().map(|lease| renewal_request(lease, now)).collect();
                 let Some(late) = in_flight.decode(&Renew(&renewals), reply) else { return };
                 let votes = redlock.votes_at(node, late.sent);
-                for (lease, reply) in leases.iter().zip(&late.reply.1) {
+                for (lease, reply) in leases.iter().zip(&late.reply) {
                     let reply = unless_own(lease, reply);
                     record(lease, node, late.sent, reply, votes);
                     if *reply == RenewReply::Gone {
@@ -154,7 +154,7 @@ impl LeaseRenewals for QuorumRenewals {
         let round = BroadcastOptions::awaiting_all(self.redlock.all_nodes(), deadline);
         let responses = self.ask(round, &mut limits, |_| Info, |_, _| Vote::Yes);
         for (node, response) in responses.by_node.into_iter().enumerate() {
-            if let Response::Replied(Exchange { sent, reply }) = response
+            if let Response::Replied(Exchange { sent, reply, .. }) = response
                 && let Some(info) = reply.server_info(sent)
             {
                 // The node reports why its server must not vote when it is asked next.
@@ -221,7 +221,7 @@ impl QuorumRenewals {
     }
 
     /// Why too few nodes confirmed the lease at this place of the request.
-    fn too_few(&self, at: usize, mut responses: Responses<(u64, Vec<RenewReply>)>) -> BackendError {
+    fn too_few(&self, at: usize, mut responses: Responses<Vec<RenewReply>>) -> BackendError {
         for (node, response) in responses.by_node.iter().enumerate() {
             if let Response::Replied(exchange) = response
                 && !self.votes_at(node, exchange.sent)
@@ -229,11 +229,9 @@ impl QuorumRenewals {
                 responses.votes[node] = Some(Vote::Unknown);
             }
         }
-        BackendError::from_responses(&self.redlock, responses, |(_, replies)| {
-            match replies.get(at) {
-                Some(RenewReply::Renewed) => "renewed".into(),
-                _ => "does not keep the lock".into(),
-            }
+        BackendError::from_responses(&self.redlock, responses, |replies| match replies.get(at) {
+            Some(RenewReply::Renewed) => "renewed".into(),
+            _ => "does not keep the lock".into(),
         })
     }
 

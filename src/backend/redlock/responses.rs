@@ -23,12 +23,9 @@ pub(crate) enum Response<T> {
 }
 
 impl<T> Response<T> {
-    /// Whether the connection has broken. It may have been stale.
-    pub(crate) fn is_broken(&self) -> bool {
-        match self {
-            Response::Failed(failure) => failure.outcome_unknown && failure.is_transient(),
-            _ => false,
-        }
+    /// Whether the reply was lost, perhaps because the connection was stale.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self, Response::Failed(failure) if failure.is_reply_lost())
     }
 }
 

@@ -103,7 +103,7 @@ pub(super) fn vote(reply: &AcquireReply, is_quarantined: bool) -> Vote {
         AcquireReply::Held { .. } => Vote::Yes,
         AcquireReply::Busy { .. } | AcquireReply::Queued { .. } => Vote::No,
         // No contender has the vote of this node, so it must not count as a rejection.
-        AcquireReply::WrongType | AcquireReply::Late { .. } => Vote::Unknown,
+        AcquireReply::WrongType | AcquireReply::Late => Vote::Unknown,
     }
 }
 
@@ -114,6 +114,6 @@ pub(super) fn describe(reply: &AcquireReply) -> String {
             format!("held by {holder}")
         }
         AcquireReply::WrongType => "its key holds something that is not a lock".into(),
-        AcquireReply::Late { .. } => "the request came too late".into(),
+        AcquireReply::Late => "the request came too late".into(),
     }
 }

@@ -144,7 +144,7 @@ impl VoteReleases {
             match &responses.by_node[node] {
                 // The node ignored the release, which had expired. We may still hold the lock
                 // there.
-                Response::Replied(Exchange { reply: ReleaseReply::Late { .. }, .. }) => {}
+                Response::Replied(Exchange { reply: ReleaseReply::Late, .. }) => {}
                 Response::Replied(_) => footprint.forget(node),
                 // Where we may be queued, we ask again, and keep our place until then.
                 Response::Failed(failure) if !failure.outcome_unknown => {

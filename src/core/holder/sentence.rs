@@ -88,11 +88,15 @@ impl fmt::Display for Holder {
             write!(f, " and perhaps others, with {count} permits in all")?;
         }
         if self.is_kept() {
-            f.write_str(", which has released it")?;
+            let kept = match self.held_by() {
+                HeldBy::Permits { .. } => "; permits that it has released stay taken",
+                _ => ", which has released it; it is kept",
+            };
+            f.write_str(kept)?;
             return match (self.kept_until(), self.ttl_left()) {
                 (Some(until), Some(left)) => write!(
                     f,
-                    "; it is kept until {} (for another {})",
+                    " until {} (for another {})",
                     humantime::format_rfc3339_millis(until),
                     HumanDuration(left)
                 ),
@@ -178,6 +182,9 @@ mod tests {
             "web-3 (pid 7, thread 9) and perhaps others, with 2 permits in all, expires in 8.4s \
              unless renewed"
         );
+        let kept = reported(&format!("distlock:permits 2 kept {ID}#2")).to_string();
+        let all = "with 2 permits in all; permits that it has released stay taken until 2";
+        assert!(kept.contains(all), "{kept}");
         let one = reported(&format!("distlock:permits 1 {ID}")).to_string();
         assert!(one.starts_with("the holder of a permit: web-3 (pid 7"), "{one}");
     }

@@ -35,12 +35,12 @@ fn lock_handed_over_first_come_first_served() {
     let mut queue = held(3);
     // The first one was the watcher, so the last one becomes it.
     let signal = Some(Signal::Watch(3, at(WINDOW)));
-    assert_eq!(queue.release(hold(1), TERMS, at(1)), Release::HandOver { to: 1, signal });
+    assert_eq!(queue.release(hold(1), Some(TERMS), at(1)), Release::HandOver { to: 1, signal });
     for to in [2, 3] {
         let handed = Release::HandOver { to, signal: None };
-        assert_eq!(queue.release(hold(1), TERMS, at(2)), handed);
+        assert_eq!(queue.release(hold(1), Some(TERMS), at(2)), handed);
     }
-    assert_eq!(queue.release(hold(1), TERMS, at(3)), Release::ToServer(None));
+    assert_eq!(queue.release(hold(1), Some(TERMS), at(3)), Release::ToServer(None));
     assert!(queue.is_idle(at(3)));
 }
 
@@ -55,14 +55,14 @@ fn hold_is_forgotten_after_its_window() {
     assert!(!queue.is_idle(at(WINDOW)), "a thread waits");
     // What a release does that finds no queue any more.
     let mut queue = LocalQueue::<u64>::default();
-    assert_eq!(queue.release(hold(1), TERMS, at(WINDOW)), Release::ToServer(None));
+    assert_eq!(queue.release(hold(1), Some(TERMS), at(WINDOW)), Release::ToServer(None));
     assert!(queue.is_idle(at(WINDOW)));
 }
 
 #[test]
 fn release_after_the_window_goes_to_the_server() {
     let mut queue = held(2);
-    let released = queue.release(hold(1), TERMS, at(WINDOW));
+    let released = queue.release(hold(1), Some(TERMS), at(WINDOW));
     assert_eq!(released, Release::ToServer(Some(Signal::Represent(1))));
     // The other one waits until the representative has been granted the lock, and then watches.
     assert_eq!(queue.on_window_end(ticket(1), at(WINDOW)), None);
@@ -73,16 +73,16 @@ fn release_after_the_window_goes_to_the_server() {
 #[test]
 fn watcher_makes_the_first_thread_a_representative() {
     let mut queue = held(2);
-    let _ = queue.release(hold(1), TERMS, at(1));
-    assert_eq!(queue.on_window_end(ticket(2), at(1)), Some(Err(at(WINDOW))));
+    let _ = queue.release(hold(1), Some(TERMS), at(1));
+    assert_eq!(queue.on_window_end(ticket(2), at(1)), Some(Signal::Watch(2, at(WINDOW))));
     queue.arrive(ticket(3), TERMS, at(2), || 3);
     assert_eq!(queue.on_window_end(ticket(3), at(WINDOW)), None, "not the watcher");
-    assert_eq!(queue.on_window_end(ticket(2), at(WINDOW)), Some(Ok(2)));
+    assert_eq!(queue.on_window_end(ticket(2), at(WINDOW)), Some(Signal::Represent(2)));
     assert_eq!(queue.on_window_end(ticket(2), at(WINDOW)), None);
     // Others come after it.
     let waits = Arrival::Waits { waiter: 4, watch_until: None };
     assert_eq!(queue.arrive(ticket(4), TERMS, at(WINDOW), || 4), waits);
-    assert_eq!(queue.release(hold(1), TERMS, at(6)), Release::ToServer(None));
+    assert_eq!(queue.release(hold(1), Some(TERMS), at(6)), Release::ToServer(None));
 }
 
 #[test]
@@ -118,13 +118,13 @@ fn other_terms_end_the_chain() {
     ] {
         let mut queue = held(0);
         queue.arrive(ticket(1), terms, at(0), || 1);
-        let released = queue.release(hold(1), TERMS, at(1));
+        let released = queue.release(hold(1), Some(TERMS), at(1));
         assert_eq!(released, Release::ToServer(Some(Signal::Represent(1))));
     }
     let mut queue = held(0);
     let alone = Terms { is_local: false, ..TERMS };
     queue.arrive(ticket(1), alone, at(0), || 1);
-    let released = queue.release(hold(1), alone, at(1));
+    let released = queue.release(hold(1), Some(alone), at(1));
     assert_eq!(released, Release::ToServer(Some(Signal::Represent(1))));
 }
 
@@ -134,23 +134,23 @@ fn chain_ends_when_its_tokens_are_used_up() {
     let _ = queue.on_granted(hold(2), at(WINDOW), 1);
     queue.arrive(ticket(1), TERMS, at(0), || 1);
     queue.arrive(ticket(2), TERMS, at(0), || 2);
-    assert!(matches!(queue.release(hold(2), TERMS, at(1)), Release::HandOver { to: 1, .. }));
-    let released = queue.release(hold(2), TERMS, at(1));
+    assert!(matches!(queue.release(hold(2), Some(TERMS), at(1)), Release::HandOver { to: 1, .. }));
+    let released = queue.release(hold(2), Some(TERMS), at(1));
     assert_eq!(released, Release::ToServer(Some(Signal::Represent(2))));
 }
 
 #[test]
 fn lost_hold_is_not_handed_over() {
     let mut queue = held(2);
-    let Release::HandOver { to: 1, .. } = queue.release(hold(1), TERMS, at(1)) else {
+    let Release::HandOver { to: 1, .. } = queue.release(hold(1), Some(TERMS), at(1)) else {
         panic!("not handed over")
     };
     queue.on_lost(hold(1));
-    assert_eq!(queue.release(hold(1), TERMS, at(1)), Release::ToServer(None));
+    assert_eq!(queue.release(hold(1), Some(TERMS), at(1)), Release::ToServer(None));
     assert_eq!(queue.on_granted(hold(2), at(9), 1), Some(Signal::Watch(2, at(9))));
     // The former holder notices its loss late.
-    assert_eq!(queue.release(hold(1), TERMS, at(2)), Release::ToServer(None));
-    assert!(matches!(queue.release(hold(2), TERMS, at(2)), Release::HandOver { to: 2, .. }));
+    assert_eq!(queue.release(hold(1), Some(TERMS), at(2)), Release::ToServer(None));
+    assert!(matches!(queue.release(hold(2), Some(TERMS), at(2)), Release::HandOver { to: 2, .. }));
 }
 
 #[test]
@@ -232,7 +232,7 @@ impl Process {
             }
             3 if !self.guards.is_empty() => {
                 let (number, window_end) = self.guards.remove(which % self.guards.len());
-                match self.queue.release(number, TERMS, now) {
+                match self.queue.release(number, Some(TERMS), now) {
                     Release::HandOver { to, signal } => {
                         assert!(self.now < window_end, "handed over after the window");
                         let newer = self.guards.iter().any(|(other, _)| other.0 > number.0);
@@ -269,14 +269,11 @@ impl Process {
         let now = at(self.now);
         while let Some(due) = self.watches.iter().position(|(_, until)| *until <= now) {
             let (thread, _) = self.watches.remove(due);
-            match self.queue.on_window_end(ticket(thread), now) {
-                None => {}
-                Some(Ok(first)) => self.promote(first),
-                Some(Err(until)) => {
-                    assert!(until > now, "the watcher would not sleep");
-                    self.watches.push((thread, until));
-                }
-            }
+            let signal = self.queue.on_window_end(ticket(thread), now);
+            let is_over = |until: &Moment| *until <= now;
+            let is_awake = matches!(&signal, Some(Signal::Watch(_, until)) if is_over(until));
+            assert!(!is_awake, "the watcher would not sleep");
+            self.obey(signal);
         }
     }
 

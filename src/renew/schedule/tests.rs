@@ -290,26 +290,27 @@ fn next_lease_keeps_the_renewals_of_the_former() {
     let former = lease(30_000, 30_000);
     let generation = schedule.insert(former.clone(), plan(), at(0));
     let renewal = schedule.earliest_renewal();
-    let successor = |former: &Lease| Arc::new(former.successor(false, at(5)));
-    let replaced = schedule.replace(generation, successor, at(9_000)).unwrap();
+    let next = Arc::new(former.successor(false, at(5)));
+    let replaced = schedule.replace(generation, next.clone(), at(9_000)).unwrap();
     assert!(Arc::ptr_eq(&replaced, &former));
     assert_eq!((schedule.earliest_renewal(), schedule.earliest_deadline()), (renewal, at(9_000)));
     let [(expired, why)] = &schedule.take_deadlines(at(9_000)).expired[..] else {
         panic!("max_hold")
     };
     assert_eq!((expired.token(), why), (FencingToken(2), &LockLost::MaxHold));
-    assert!(schedule.replace(generation, successor, Moment::NEVER).is_none(), "it has ended");
+    assert!(schedule.replace(generation, next, Moment::NEVER).is_none(), "it has ended");
 }
 
 #[test]
 fn lease_that_was_renewed_is_not_replaced() {
     let mut schedule = Schedule::default();
-    let generation = schedule.insert(lease(30_000, 30_000), plan(), at(0));
+    let former = lease(30_000, 30_000);
+    let next = Arc::new(former.successor(false, at(5)));
+    let generation = schedule.insert(former, plan(), at(0));
     assert_eq!(generations(schedule.take_due(at(10_000))), [generation]);
-    let successor = |former: &Lease| Arc::new(former.successor(false, at(5)));
-    assert!(schedule.replace(generation, successor, Moment::NEVER).is_none());
+    assert!(schedule.replace(generation, next.clone(), Moment::NEVER).is_none());
     schedule.on_renewed(generation, at(10_000));
-    assert!(schedule.replace(generation, successor, Moment::NEVER).is_none());
+    assert!(schedule.replace(generation, next, Moment::NEVER).is_none());
 }
 
 #[test]

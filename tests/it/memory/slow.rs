@@ -107,6 +107,33 @@ fn group_is_described_by_one_reply() {
     }
 }
 
+/// The reply that a caller is in the queue comes after the end of its wait. It leaves the queue at
+/// once, rather than when it would poll.
+///
+/// Fault: N270
+/// Promise: P6
+#[test]
+fn wait_that_ends_before_a_late_reply_is_not_prolonged() {
+    let server = MemoryServer::new();
+    let mgr = server.manager();
+    let holder = server.manager();
+    let (x, y) = (holder.lock("x").unwrap(), holder.lock("y").unwrap());
+    // Keeps the subscription open, so that the first request can join the queue.
+    let other = spawn_call(&mgr, "y", |mgr, name| mgr.lock(name).map(drop));
+    let in_queue = || holder.holder("y").unwrap().and_then(|holder| holder.waiters());
+    eventually("it is in the queue", TEST_TIMEOUT, || in_queue() == Some(1));
+    let (took, result) = time_of(&server, || {
+        server.slow(REPLY_DELAY);
+        let result = mgr.try_lock_for("x", REPLY_DELAY / 2);
+        server.resume();
+        result
+    });
+    assert!(result.unwrap_err().is_timeout());
+    assert_eq!(took, 2 * REPLY_DELAY);
+    drop((x, y));
+    other.join().unwrap().unwrap();
+}
+
 /// Unlike with a server that is stopped.
 #[test]
 fn slow_server_carries_out_the_request() {

@@ -187,10 +187,17 @@ fn unusual_settings_of_the_server_change_nothing() {
         "--sql-mode=ORACLE",
         "--sql-mode=EMPTY_STRING_IS_NULL",
         "--sql-mode=ANSI",
+        "SET GLOBAL tx_read_only=1",
+        "SET GLOBAL sql_select_limit=0",
     ];
     for setting in settings {
-        let server = MySqlServer::builder().arg(setting).start();
+        let is_argument = setting.starts_with("--");
+        let server = MySqlServer::builder();
+        let server = if is_argument { server.arg(setting) } else { server }.start();
         create_table(&server);
+        if !is_argument {
+            server.execute(setting);
+        }
         let info = config(server.url()).examine_server().unwrap();
         assert_eq!(info.table, MySqlTableState::Usable, "{setting}");
         let mgr = manager(&server);

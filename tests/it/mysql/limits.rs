@@ -336,6 +336,24 @@ fn prune_spares_locks_that_are_held_or_waited_for() {
     });
 }
 
+/// For a list of names, the server reads all rows of a table as small as this one.
+///
+/// Fault: N269
+/// Promise: P6
+#[test]
+fn prune_of_a_small_table_waits_for_no_holder() {
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let guard = mgr.lock("x").unwrap();
+        for name in ["old1", "old2", "old3"] {
+            mgr.lock(name).unwrap().release().unwrap().unwrap_released();
+        }
+        assert_eq!(mgr.prune(Duration::ZERO).unwrap(), 3);
+        assert_eq!(server.row_waits(), 0);
+        guard.release().unwrap().unwrap_released();
+    });
+}
+
 /// Goal: no exchange takes long, however large the table is. Method: the only unused row is behind
 /// more rows than one exchange reads.
 ///
@@ -354,6 +372,27 @@ fn prune_reads_a_large_table_in_parts() {
         let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
         assert_eq!(mgr.prune(Duration::ZERO).unwrap(), 1);
         assert_eq!((parts.fired(), locking.fired()), (3, 1));
+    });
+}
+
+/// A caller that does not wait finds the rows that `prune` has locked busy. And the names of more
+/// rows can be longer than what the server accepts at once.
+///
+/// Fault: N273
+/// Promise: P6
+#[test]
+fn prune_locks_few_rows_at_once() {
+    on_each_server(|server| {
+        for number in 0..40 {
+            let name = format!("{number:01000}");
+            server.execute(&format!("INSERT INTO distlock (name) VALUES ('{name}')"));
+        }
+        server.execute("SET GLOBAL max_allowed_packet = 65536");
+        let proxy = FaultProxy::in_front_of_mysql(server.addr());
+        let locking = proxy.on_request(contains("SKIP LOCKED"), NO_FAULT).forever();
+        let mgr = MySqlMgr::new(config(proxy.url())).unwrap();
+        assert_eq!(mgr.prune(Duration::ZERO).unwrap(), 40);
+        assert_eq!(locking.fired(), 3);
     });
 }
 
@@ -399,7 +438,7 @@ fn prune_ends_although_locks_are_used_meanwhile() {
         let (mgr, other) = (MySqlMgr::new(config(proxy.url())).unwrap(), manager(server));
         let looks = Arc::new(AtomicU32::new(0));
         let counted = looks.clone();
-        let is_look = contains("SKIP LOCKED");
+        let is_look = contains("ORDER BY name");
         let uses_a_lock = move |words: &[Vec<u8>]| {
             // Not forever, so that a defect ends too.
             if is_look(words) && counted.fetch_add(1, Ordering::AcqRel) < 10 {

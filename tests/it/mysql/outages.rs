@@ -23,7 +23,7 @@ use crate::{
     support::{Fault, FaultProxy, TEST_TIMEOUT, contains, eventually},
 };
 
-const RELEASE: &str = "SET holder=''";
+const RELEASE: &str = "SET conn=0";
 
 /// Fault: N162
 /// Promise: P3, P7

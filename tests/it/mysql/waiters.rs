@@ -1,7 +1,7 @@
 //! Waiters: their statements at the server, when they begin, give up, die, or create the row.
 
 use std::{
-    sync::Barrier,
+    sync::{Barrier, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -97,6 +97,42 @@ fn look_for_the_holder_costs_no_waiter_its_turn() {
         guard.release().unwrap().unwrap_released();
         let next = completes_within(CALL_LIMIT, "the lock", || waiting.join().unwrap());
         next.release().unwrap().unwrap_released();
+    });
+}
+
+/// Otherwise each hand-over would cost as much as there are waiters, and leave something for each
+/// of them at the server.
+///
+/// Fault: N268
+#[test]
+fn hand_over_leaves_the_other_waiters_as_they_are() {
+    const WAITERS: usize = 12;
+    on_each_server(|server| {
+        let mgr = manager(server);
+        let guard = mgr.lock("x").unwrap();
+        let (release, before_last) = mpsc::channel::<()>();
+        let mut before_last = Some(before_last);
+        thread::scope(|threads| {
+            for number in 1..=WAITERS {
+                let hold = (number == WAITERS - 1).then(|| before_last.take()).flatten();
+                let mgr = &mgr;
+                threads.spawn(move || {
+                    let guard = mgr.lock("x").unwrap();
+                    hold.map(|hold| hold.recv());
+                    guard.release().unwrap().unwrap_released();
+                });
+                await_waits(server, number);
+            }
+            guard.release().unwrap().unwrap_released();
+            await_waits(server, 1);
+            let structs = server.execute(
+                "SELECT MAX(trx_lock_structs) FROM information_schema.INNODB_TRX \
+                 WHERE trx_state='LOCK WAIT'",
+            );
+            drop(release);
+            let structs: usize = structs[0][0].parse().unwrap();
+            assert!(structs < WAITERS / 2, "{structs} lock structures of the last waiter");
+        });
     });
 }
 

@@ -53,6 +53,7 @@ fn calls_without_a_quorum_of_live_nodes_fail_at_once() {
     let error =
         completes_within(CALL_LIMIT, "a forced release", || mgr.force_release("x").unwrap_err());
     expect_no_quorum(&nodes, &error);
+    assert!(error.to_string().starts_with("could not release lock \"x\""), "{error}");
 }
 
 /// Fault: F80

@@ -127,7 +127,8 @@ fn readme_lists_the_permissions() {
     let (before, line) =
         readme.split_once("ACL SETUSER app on >secret resetkeys resetchannels").unwrap();
     let (_, before) = before.rsplit_once("## Permissions").unwrap();
-    assert!(before.contains("if you set another\nprefix, put it there"), "{before}");
+    let before = before.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(before.contains("if you set another prefix, put it there"), "{before}");
     let (line, after) = line.split_once("```").unwrap();
     let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "-@all").collect();
     assert_eq!(words, LOCK_PERMISSIONS);

@@ -164,7 +164,8 @@ fn thaw(former: &RedisServer, processes: &mut Processes) -> u64 {
     former.cont();
     let mut late = former.calls("evalsha");
     eventually("its sockets are empty", TEST_TIMEOUT, || {
-        late == std::mem::replace(&mut late, former.calls("evalsha"))
+        let before = std::mem::replace(&mut late, former.calls("evalsha"));
+        late == before
     });
     let mut was_master = false;
     eventually("it is demoted", TEST_TIMEOUT, || {

@@ -355,6 +355,7 @@ fn life_of_a_lock_knows_no_nodes() {
                 "/acquire_all.rs",
                 "/checkout_queue.rs",
                 "/error.rs",
+                "/error/node_error.rs",
                 "/grant_stream.rs",
                 "/lease_renewals.rs",
             ];

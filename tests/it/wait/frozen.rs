@@ -8,7 +8,10 @@ use crate::{
         lock_in_background, owner, path_str, pause, read_counter, release, spawn_worker,
         spawn_workers,
     },
-    helpers::{queue_length, server_with_scripts},
+    helpers::{
+        SECOND, UnwrapReleased, manager, queue_length, server_with_scripts, spawn_queued_waiter,
+        timed,
+    },
     support::{
         CgroupFreezer, Fault, FaultProxy, RedisServer, TEST_TIMEOUT, Worker, command, contains,
         eventually,
@@ -144,6 +147,32 @@ fn waiter_stopped_past_its_grant_does_not_use_it() {
     let third = expect_locked(&sleeper, "x");
     assert!(third.token > second.token, "it used a grant of the past");
     assert_eq!(owner(&server, "x"), Some(third.id));
+}
+
+/// Nothing is sent to a waiter whom hand-overs have made the head of the queue.
+///
+/// Fault: N267
+/// Promise: P4
+#[test]
+fn waiter_far_back_polls_soon_once_it_is_the_head() {
+    const BEFORE: usize = 14;
+    let server = RedisServer::start();
+    let first = manager(&server).lock("x").unwrap();
+    let before: Vec<_> =
+        (0..BEFORE).map(|_| spawn_queued_waiter(&server, &manager(&server), "x")).collect();
+    let mut frozen = spawn_worker(&server, &[("window_ms", "1000")]);
+    lock_in_background(&server, &mut frozen, "x", BEFORE);
+    let last = spawn_queued_waiter(&server, &manager(&server), "x");
+    frozen.stop();
+    first.release().unwrap().unwrap_released();
+    for waiter in before {
+        waiter.join().unwrap().unwrap().release().unwrap().unwrap_released();
+    }
+    // A claim window, and a second until it polls. According to its first position, it would poll
+    // after eight.
+    let (last, span) = timed(|| last.join().unwrap().unwrap());
+    assert!(last.is_held() && span < 5 * SECOND, "{span:?}");
+    frozen.kill();
 }
 
 /// A grant arrives after its waiter has joined the queue again. By the server's clock in that newer

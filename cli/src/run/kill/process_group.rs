@@ -25,6 +25,11 @@ impl ProcessGroup {
         }
     }
 
+    /// Whether all members belong to other users, so that the system permits no signal to them.
+    pub(in crate::run) fn is_out_of_reach(self) -> bool {
+        matches!(test_kill_process_group(self.0), Err(Errno::PERM))
+    }
+
     /// Whether any member still runs.
     pub(in crate::run) fn is_alive(self) -> bool {
         match test_kill_process_group(self.0) {

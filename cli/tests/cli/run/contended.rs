@@ -149,6 +149,7 @@ fn invalid_options_exit_with_64() {
         (&["--no-wait", "--wait", "1s"], "--wait"),
         (&["--ttl", "1ms"], "--ttl is 1ms, but must be 10ms to 24h"),
         (&["--ttl", "25h"], "--ttl is 25h, but must be 10ms to 24h"),
+        (&["--ttl", "86401"], "--ttl is more than 24h, but must be 10ms to 24h"),
         (&["--timeout", "2m"], "--timeout is 2m, but must be 1ms to 60s"),
         (&["--quarantine", "1ms"], "--quarantine is 1ms, but must be 10ms to 24h, or 0"),
         (&["--ttl", "soon"], "30s"),

@@ -56,6 +56,7 @@ fn missing_or_unrunnable_command_exits_with_127_or_126() {
         ("orphan", 126, "its interpreter is missing"),
         ("no-such-command", 127, "command not found"),
         ("/no/such/command", 127, "command not found"),
+        ("", 127, "its name is empty"),
         (plain.to_str().unwrap(), 126, "permission denied"),
         ("/", 126, "permission denied"),
     ] {

@@ -52,6 +52,14 @@ impl Fixture {
         Fixture::at(server, url)
     }
 
+    /// With a server that has its data again after a restart.
+    pub(super) fn durable() -> Fixture {
+        let server = RedisServer::builder().append_only(true).start();
+        server.config_set("appendfsync", "always");
+        let url = server.url();
+        Fixture::at(server, url)
+    }
+
     pub(super) fn at(server: RedisServer, url: String) -> Fixture {
         let folder = TempDir::with_prefix("distlock-").expect("no temporary folder");
         Fixture { server, url, folder, files: AtomicUsize::new(0) }

@@ -110,3 +110,42 @@ fn wrapper_keeps_lock_while_hidden_member_runs() {
     assert_eq!(job.code(), 3, "{}", job.err());
     fixture.expect_nothing_left();
 }
+
+/// Fault: N271
+#[test]
+fn wrapper_reports_that_it_cannot_end_another_users_command() {
+    let test = "run::hidepid::wrapper_reports_that_it_cannot_end_another_users_command";
+    if !can_hide_processes(test) {
+        return;
+    }
+    // In the second script, only a part of the command runs as another user.
+    for (exec, end) in [("exec ", ""), ("", "; exit")] {
+        let fixture = Fixture::new();
+        let (mut job, pid) = run_hidden(
+            &fixture,
+            &format!("{exec}sh -c 'echo $$ >$DIR/pid; exec {OTHER_USERS_SLEEP}'{end}"),
+        );
+        job.signal(Signal::TERM);
+        eventually("it is reported", TEST_TIMEOUT, || job.err().contains("cannot end the command"));
+        signal(pid, Signal::KILL);
+        job.status();
+        assert_eq!(job.err().matches("cannot end the command").count(), 1, "{}", job.err());
+        fixture.expect_nothing_left();
+    }
+}
+
+/// Fault: N271
+#[test]
+fn guardian_reports_that_it_cannot_end_another_users_command() {
+    let test = "run::hidepid::guardian_reports_that_it_cannot_end_another_users_command";
+    if !can_hide_processes(test) {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (job, pid) = run_hidden(&fixture, &format!("echo $$ >$DIR/pid; exec {OTHER_USERS_SLEEP}"));
+    job.signal(Signal::KILL);
+    let says = "waiting for the command, which runs as another user and so cannot be ended, ";
+    eventually("it is reported", TEST_TIMEOUT, || job.err().contains(says));
+    signal(pid, Signal::KILL);
+    eventually("the lock is released", TEST_TIMEOUT, || fixture.holder().is_none());
+}

@@ -220,6 +220,24 @@ fn detached_lock_is_adopted_by_one_command() {
     }
 }
 
+/// Fault: N272
+#[test]
+fn lock_is_adopted_once_the_server_is_back() {
+    let fixture = Fixture::durable();
+    let mut first = lock(&fixture, &["--detach", "--ttl", LONG_TTL, "x"]);
+    assert_eq!(first.code(), 0, "{}", first.err());
+    fixture.server.kill();
+    let detached = first.out();
+    let adopt = fixture.distlock(&["adopt", detached.trim_end(), "-c", "exit 7"]);
+    let mut second = fixture.start(adopt);
+    eventually("it is reported", TEST_TIMEOUT, || {
+        second.err().contains("could not adopt lock \"x\" yet, and will try for another ")
+    });
+    fixture.server.restart();
+    assert_eq!(second.code(), 7, "{}", second.err());
+    fixture.expect_nothing_left();
+}
+
 /// Nobody has the text that is needed to adopt it.
 #[test]
 fn lock_is_released_if_its_detached_text_cannot_be_written() {

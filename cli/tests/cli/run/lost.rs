@@ -126,10 +126,7 @@ fn killed_server_ends_command() {
 
 #[test]
 fn short_server_restart_does_not_disturb_command() {
-    let server = RedisServer::builder().append_only(true).start();
-    server.config_set("appendfsync", "always");
-    let url = server.url();
-    let fixture = Fixture::at(server, url);
+    let fixture = Fixture::durable();
     let (mut job, _) =
         fixture.run_until_started(&["--ttl", LONG_TTL], "echo $$ >$DIR/pid; read -r line; exit 3");
     fixture.server.restart();

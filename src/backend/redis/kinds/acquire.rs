@@ -9,7 +9,7 @@ use super::{
 use crate::{
     backend::redis::{
         fields::{Fields, text_reply, write_bulk, write_micros, write_number},
-        script::{Request, Script, ScriptRef, write_version},
+        script::{Decoded, Request, Script, ScriptRef, write_version},
     },
     core::{
         claim::whole_ms,
@@ -59,17 +59,14 @@ pub(crate) struct Acquire<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
     Held {
-        now_us: u64,
         token: u64,
         /// The fence has risen to the token already.
         is_token_in_fence: bool,
     },
     Busy {
-        now_us: u64,
         holder: Holder,
     },
     Queued {
-        now_us: u64,
         holder: Holder,
         position: u64,
         newly_queued: bool,
@@ -78,9 +75,7 @@ pub(crate) enum AcquireReply {
     /// The key is not a lock. To a downgrade also: the writer has lost its lock.
     WrongType,
     /// The request arrived after its `not_after`. Nothing was done.
-    Late {
-        now_us: u64,
-    },
+    Late,
 }
 
 impl AcquireReply {
@@ -150,16 +145,6 @@ impl<'a> Acquire<'a> {
 impl Request for Acquire<'_> {
     type Reply = AcquireReply;
 
-    fn server_us(reply: &AcquireReply) -> Option<u64> {
-        match *reply {
-            AcquireReply::Held { now_us, .. }
-            | AcquireReply::Busy { now_us, .. }
-            | AcquireReply::Queued { now_us, .. }
-            | AcquireReply::Late { now_us } => Some(now_us),
-            AcquireReply::WrongType => None,
-        }
-    }
-
     fn is_grant(reply: &AcquireReply) -> bool {
         matches!(reply, AcquireReply::Held { .. })
     }
@@ -196,29 +181,30 @@ impl Request for Acquire<'_> {
         write_version(out);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<AcquireReply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<AcquireReply>> {
         let line = text_reply(&reply)?;
         let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
         let now_us = rest.clock()?;
-        Some(match tag {
+        let reply = match tag {
             "held" => {
                 let token = rest.lua_integer().filter(|token| *token > 0)?;
-                AcquireReply::Held { now_us, token, is_token_in_fence: false }
+                AcquireReply::Held { token, is_token_in_fence: false }
             }
             "fenced" if now_us > 0 && self.is_short() => {
-                AcquireReply::Held { now_us, token: now_us, is_token_in_fence: true }
+                AcquireReply::Held { token: now_us, is_token_in_fence: true }
             }
-            "busy" => AcquireReply::Busy { now_us, holder: rest.holder(now_us)? },
+            "busy" => AcquireReply::Busy { holder: rest.holder(now_us)? },
             "queued" => {
                 let (pttl_ms, position, state) =
                     (rest.number()?, rest.number()?, rest.number::<u8>()?);
                 let (newly_queued, no_subscriber) = (state & 1 != 0, state & 2 != 0);
                 let holder = Holder::from_report(rest.rest(), pttl_ms, 0, 0, now_us);
-                AcquireReply::Queued { now_us, holder, position, newly_queued, no_subscriber }
+                AcquireReply::Queued { holder, position, newly_queued, no_subscriber }
             }
             "type" => AcquireReply::WrongType,
-            "late" => AcquireReply::Late { now_us },
+            "late" => AcquireReply::Late,
             _ => return None,
-        })
+        };
+        Some((reply, Some(now_us)))
     }
 }

@@ -6,7 +6,7 @@ use super::mutex::{token_ttl_ms, write_lock_keys};
 use crate::{
     backend::redis::{
         fields::{Fields, text_reply, write_bulk, write_micros, write_number},
-        script::{Request, Script, ScriptRef, script, write_version},
+        script::{Decoded, Request, Script, ScriptRef, script, write_version},
     },
     core::{claim::Claim, holder::Holder},
 };
@@ -34,12 +34,10 @@ pub(crate) struct AcquireAll<'a> {
 pub(crate) enum AcquireAllReply {
     /// All are held, with these tokens.
     Held {
-        now_us: u64,
         tokens: Vec<u64>,
     },
     /// The lock with this index is not free, and none was acquired.
     Busy {
-        now_us: u64,
         index: usize,
         holder: Box<Holder>,
     },
@@ -47,22 +45,11 @@ pub(crate) enum AcquireAllReply {
         index: usize,
     },
     /// The request arrived after its `not_after`. Nothing was done.
-    Late {
-        now_us: u64,
-    },
+    Late,
 }
 
 impl Request for AcquireAll<'_> {
     type Reply = AcquireAllReply;
-
-    fn server_us(reply: &AcquireAllReply) -> Option<u64> {
-        match *reply {
-            AcquireAllReply::Held { now_us, .. }
-            | AcquireAllReply::Busy { now_us, .. }
-            | AcquireAllReply::Late { now_us } => Some(now_us),
-            AcquireAllReply::WrongType { .. } => None,
-        }
-    }
 
     fn is_grant(reply: &AcquireAllReply) -> bool {
         matches!(reply, AcquireAllReply::Held { .. })
@@ -88,28 +75,29 @@ impl Request for AcquireAll<'_> {
         write_version(out);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<AcquireAllReply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<AcquireAllReply>> {
         let line = text_reply(&reply)?;
         let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
         let now_us = rest.clock()?;
         let index = |rest: &mut Fields<'_>| {
             rest.number::<usize>().filter(|index| *index < self.claims.len())
         };
-        Some(match tag {
+        let reply = match tag {
             "held" => {
                 let token = |_| rest.lua_integer().filter(|token| *token > 0);
                 let tokens = self.claims.iter().map(token).collect::<Option<_>>()?;
-                AcquireAllReply::Held { now_us, tokens }
+                AcquireAllReply::Held { tokens }
             }
             "busy" => {
                 let index = index(&mut rest)?;
                 let holder = Box::new(rest.holder(now_us)?);
-                AcquireAllReply::Busy { now_us, index, holder }
+                AcquireAllReply::Busy { index, holder }
             }
             "type" => AcquireAllReply::WrongType { index: index(&mut rest)? },
-            "late" => AcquireAllReply::Late { now_us },
+            "late" => AcquireAllReply::Late,
             _ => return None,
-        })
+        };
+        Some((reply, Some(now_us)))
     }
 }
 
@@ -150,12 +138,11 @@ mod tests {
     fn replies_are_read_or_rejected() {
         let claims = claims();
         let request = AcquireAll { claims: &claims, repair_ttl_ms: 0 };
-        let decode = |text: &str| request.decode(7, Value::BulkString(text.into()));
+        let decode = |text: &str| Some(request.decode(7, Value::BulkString(text.into()))?.0);
         let now = "1700000000000000";
         assert_eq!(
             decode(&format!("7 held {now} {now} 1700000000000005")),
             Some(AcquireAllReply::Held {
-                now_us: 1_700_000_000_000_000,
                 tokens: vec![1_700_000_000_000_000, 1_700_000_000_000_005],
             })
         );

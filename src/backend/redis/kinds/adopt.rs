@@ -6,7 +6,7 @@ use super::group::write_keys;
 use crate::{
     backend::redis::{
         fields::{Fields, text_reply, write_bulk, write_micros, write_number},
-        script::{Request, Script, ScriptRef, script, write_version},
+        script::{Decoded, Request, Script, ScriptRef, script, write_version},
     },
     core::{claim::Claim, holder::Holder, kind::Membership},
 };
@@ -23,26 +23,16 @@ pub(crate) struct Adopt<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AdoptReply {
     Held {
-        now_us: u64,
         token: u64,
     },
     Gone,
     HeldByOther(Box<Holder>),
     /// The request arrived after its `not_after`. Nothing was done.
-    Late {
-        now_us: u64,
-    },
+    Late,
 }
 
 impl Request for Adopt<'_> {
     type Reply = AdoptReply;
-
-    fn server_us(reply: &AdoptReply) -> Option<u64> {
-        match *reply {
-            AdoptReply::Held { now_us, .. } | AdoptReply::Late { now_us } => Some(now_us),
-            AdoptReply::Gone | AdoptReply::HeldByOther(_) => None,
-        }
-    }
 
     fn is_grant(reply: &AdoptReply) -> bool {
         matches!(reply, AdoptReply::Held { .. })
@@ -66,19 +56,20 @@ impl Request for Adopt<'_> {
         write_version(out);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<AdoptReply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<AdoptReply>> {
         let line = text_reply(&reply)?;
         let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
         let now_us = rest.clock()?;
-        Some(match tag {
+        let reply = match tag {
             "held" => {
                 let token = rest.lua_integer().filter(|token| *token > 0)?;
-                AdoptReply::Held { now_us, token }
+                AdoptReply::Held { token }
             }
             "gone" | "type" => AdoptReply::Gone,
             "other" => AdoptReply::HeldByOther(Box::new(rest.holder(now_us)?)),
-            "late" => AdoptReply::Late { now_us },
+            "late" => AdoptReply::Late,
             _ => return None,
-        })
+        };
+        Some((reply, Some(now_us)))
     }
 }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     backend::redis::{
         fields::{Fields, text_reply, write_bulk, write_micros, write_number},
-        script::{Request, Script, ScriptRef, script, write_version},
+        script::{Decoded, Request, Script, ScriptRef, script, write_version},
     },
     core::{
         claim::{Claim, Residue},
@@ -56,9 +56,7 @@ pub(crate) enum ReleaseReply {
     HeldByOther(Holder),
     WrongType,
     /// The request arrived after its `not_after`. Nothing was done.
-    Late {
-        now_us: u64,
-    },
+    Late,
 }
 
 impl ReleaseReply {
@@ -134,13 +132,6 @@ impl<'a> Release<'a> {
 impl Request for Release<'_> {
     type Reply = ReleaseReply;
 
-    fn server_us(reply: &ReleaseReply) -> Option<u64> {
-        match *reply {
-            ReleaseReply::Late { now_us } => Some(now_us),
-            _ => None,
-        }
-    }
-
     fn script(&self) -> Option<&'static Script> {
         Some(if self.keep_ms > 0 {
             &KEEP
@@ -175,19 +166,20 @@ impl Request for Release<'_> {
         write_version(out);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<ReleaseReply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<ReleaseReply>> {
         let line = text_reply(&reply)?;
         let (tag, mut rest) = Fields::check_nonce(line, nonce)?;
         let has_more = line.ends_with(b" more");
         Some(match tag {
-            "released" => ReleaseReply::Released { has_more },
-            "gone" => ReleaseReply::Gone { has_more },
+            "released" => (ReleaseReply::Released { has_more }, None),
+            "gone" => (ReleaseReply::Gone { has_more }, None),
             "other" => {
                 let now_us = rest.clock()?;
-                ReleaseReply::HeldByOther(rest.holder(now_us)?)
+                // No time to rely on: the script may not have read the clock.
+                (ReleaseReply::HeldByOther(rest.holder(now_us)?), None)
             }
-            "type" => ReleaseReply::WrongType,
-            "late" => ReleaseReply::Late { now_us: rest.clock()? },
+            "type" => (ReleaseReply::WrongType, None),
+            "late" => (ReleaseReply::Late, Some(rest.clock()?)),
             _ => return None,
         })
     }

@@ -8,7 +8,7 @@ use super::mutex::token_ttl_ms;
 use crate::{
     backend::redis::{
         fields::{array_reply, write_bulk, write_number},
-        script::{Request, Script, ScriptRef, script, write_version},
+        script::{Decoded, Request, Script, ScriptRef, script, write_version},
     },
     core::key::LockKey,
 };
@@ -47,11 +47,7 @@ pub(crate) enum RenewReply {
 }
 
 impl Request for Renew<'_> {
-    type Reply = (u64, Vec<RenewReply>);
-
-    fn server_us(reply: &Self::Reply) -> Option<u64> {
-        Some(reply.0)
-    }
+    type Reply = Vec<RenewReply>;
 
     fn script(&self) -> Option<&'static Script> {
         Some(&RENEW)
@@ -89,7 +85,7 @@ impl Request for Renew<'_> {
         write_version(out);
     }
 
-    fn decode(&self, nonce: u64, reply: Value) -> Option<Self::Reply> {
+    fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<Self::Reply>> {
         let (now_us, values) = array_reply(reply, nonce)?;
         let mut answers = Vec::with_capacity(self.0.len());
         for value in values {
@@ -103,7 +99,7 @@ impl Request for Renew<'_> {
                 _ => return None,
             });
         }
-        (answers.len() == self.0.len()).then_some((now_us, answers))
+        (answers.len() == self.0.len()).then_some((answers, Some(now_us)))
     }
 }
 
@@ -150,14 +146,11 @@ pub(super) mod tests {
         };
         assert_eq!(
             decode(1, vec![Value::Int(1), text("somebody")]),
-            Some((3, vec![RenewReply::Renewed, RenewReply::HeldByOther("somebody".into())]))
+            Some((vec![RenewReply::Renewed, RenewReply::HeldByOther("somebody".into())], Some(3)))
         );
         // A key that is gone, and a key that has another type.
-        let gone = decode(1, vec![Value::Int(0), Value::Int(-1)]).unwrap();
-        assert_eq!(
-            (Renew::server_us(&gone), gone.1),
-            (Some(3), vec![RenewReply::Gone, RenewReply::Gone])
-        );
+        let gone = decode(1, vec![Value::Int(0), Value::Int(-1)]);
+        assert_eq!(gone, Some((vec![RenewReply::Gone, RenewReply::Gone], Some(3))));
         assert_eq!(decode(1, vec![Value::Int(1)]), None);
         assert_eq!(decode(1, vec![Value::Int(1), Value::Int(2)]), None);
         assert_eq!(decode(2, vec![Value::Int(1), Value::Int(1)]), None);

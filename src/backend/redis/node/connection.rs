@@ -204,7 +204,7 @@ impl Connection {
         let of_host = security.as_ref().zip(host).map(|(security, host)| security.for_host(&host));
         let security = of_host.as_ref().or(security.as_ref());
         let transport = transport::connect(&addresses, security, deadline).map_err(|error| {
-            let error = NodeError::not_sent(error);
+            let error = NodeError::not_applied(error);
             match discovery.found() {
                 Some(server) => error_at(error, &server),
                 None => error,
@@ -310,7 +310,7 @@ impl Connection {
 
     fn flush(&mut self, deadline: Moment) -> Result<(), NodeError> {
         let Some(link) = &mut self.link else {
-            return Err(NodeError::not_sent(io::ErrorKind::NotConnected.into()));
+            return Err(NodeError::not_applied(io::ErrorKind::NotConnected));
         };
         let result = link.write_all(&self.out, deadline);
         // Shrink the buffer after a large batch of renewals.

@@ -1,6 +1,6 @@
 //! One request to one server, and its reply.
 
-use std::{io, mem, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use redis::Value;
 
@@ -161,7 +161,7 @@ fn connect_within(
             return Ok(());
         }
     }
-    let mut connects = BackgroundConnects::new().map_err(NodeError::not_sent)?;
+    let mut connects = BackgroundConnects::new().map_err(NodeError::not_applied)?;
     let unconnected = connection.clone_unconnected();
     let attempt = mem::replace(connection, unconnected);
     if connects.connect(0, node.clone(), attempt, limits.connect_by).is_err() {
@@ -179,7 +179,7 @@ fn connect_within(
                 let until = next.min(limits.deadline);
                 poll_readable(&[&*connects.wakeups], until, Duration::ZERO);
             }
-            _ => return Err(NodeError::not_sent(io::ErrorKind::TimedOut.into())),
+            _ => return Err(NodeError::not_applied(NodeErrorKind::TimedOut)),
         }
     }
 }

@@ -128,7 +128,7 @@ impl ConnectionPool {
         urgency: Urgency,
         deadline: Moment,
     ) -> Result<PooledConnections, NodeError> {
-        let failed = |kind| NodeError { outcome_unknown: false, kind };
+        let failed = |kind| NodeError::not_applied(kind);
         let place = self.queue.enter(urgency, deadline).map_err(|reason| {
             failed(match reason {
                 NoPlace::Closed => NodeErrorKind::Closed,

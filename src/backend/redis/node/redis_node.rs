@@ -37,6 +37,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Exchange<T> {
     pub(crate) sent: Moment,
+    /// Time on the server's clock, if the reply contains it.
+    pub(crate) server_us: Option<u64>,
     pub(crate) reply: T,
 }
 
@@ -292,7 +294,7 @@ impl RedisNode {
             }
         };
         connection.close();
-        Err(NodeError { outcome_unknown: false, kind: NodeErrorKind::Ineligible(reason) })
+        Err(NodeError::not_applied(NodeErrorKind::Ineligible(reason)))
     }
 
     /// Whether a connection leads to an earlier server of this node.
@@ -337,7 +339,7 @@ impl RedisNode {
             Some(exchange) => {
                 let mask = request.script().map_or(0, |script| script.mask);
                 self.known_scripts.fetch_or(mask, Ordering::AcqRel);
-                if let Some(server_us) = C::server_us(&exchange.reply) {
+                if let Some(server_us) = exchange.server_us {
                     self.record_clock(ClockSample::new(in_flight.sent, clock::now(), server_us));
                 }
                 Ok(exchange)
@@ -374,6 +376,7 @@ impl InFlightRequest {
         request: &C,
         reply: Value,
     ) -> Option<Exchange<C::Reply>> {
-        Some(Exchange { sent: self.sent, reply: request.decode(self.nonce, reply)? })
+        let (reply, server_us) = request.decode(self.nonce, reply)?;
+        Some(Exchange { sent: self.sent, server_us, reply })
     }
 }

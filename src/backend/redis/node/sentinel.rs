@@ -93,6 +93,8 @@ struct Master {
     addresses: Vec<Address>,
 }
 
+const LOGIN: &str = " (its login is sentinel_user and sentinel_pass, after ? in the URL)";
+
 /// Why a sentinel did not name a master.
 #[derive(Clone, Debug)]
 struct Failure {
@@ -277,7 +279,7 @@ impl Shared {
             let kind = if is_silent { io::ErrorKind::TimedOut } else { io::ErrorKind::Other };
             NodeErrorKind::Io(Arc::new(io::Error::new(kind, text)))
         };
-        NodeError { outcome_unknown: false, kind }
+        NodeError::not_applied(kind)
     }
 }
 
@@ -399,7 +401,11 @@ impl Watched {
         } else if text.contains("unknown command") || text.contains("Unknown command") {
             Failure::lasting("it is not a sentinel; use redis:// for a server itself")
         } else {
-            Failure::lasting(self.quote(&format!("{} {text}", error.code())))
+            let refused = self.quote(&format!("{} {text}", error.code()));
+            Failure::lasting(match error.code() {
+                "NOAUTH" | "WRONGPASS" => refused + LOGIN,
+                _ => refused,
+            })
         })
     }
 

@@ -8,7 +8,7 @@ use redis::Value;
 use crate::{
     backend::redis::{
         fields::write_command,
-        script::{Request, ScriptRef},
+        script::{Decoded, Request, ScriptRef},
     },
     sys::clock::Moment,
 };
@@ -104,9 +104,9 @@ impl Request for Info {
         write_command(out, &[b"INFO"]);
     }
 
-    fn decode(&self, _: u64, reply: Value) -> Option<ServerInfoReader> {
+    fn decode(&self, _: u64, reply: Value) -> Option<Decoded<ServerInfoReader>> {
         let mut reader = ServerInfoReader::default();
-        reader.read_reply(&[b"INFO"], &reply).then_some(reader)
+        reader.read_reply(&[b"INFO"], &reply).then_some((reader, None))
     }
 }
 

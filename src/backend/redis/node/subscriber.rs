@@ -90,7 +90,7 @@ impl Subscriber {
     }
 
     pub(crate) fn cancel_handle(&self) -> Result<CancelHandle, NodeError> {
-        self.connection.cancel_handle().map_err(NodeError::not_sent)
+        self.connection.cancel_handle().map_err(NodeError::not_applied)
     }
 
     /// Returns the transport to poll, unless the connection is closed.
@@ -120,7 +120,10 @@ impl Subscriber {
     fn receive_value(&mut self, until: Moment) -> Result<Option<Value>, NodeError> {
         if self.node.is_replaced(&self.connection) {
             let reason = "another server has taken over from this one";
-            return Err(NodeError::not_sent(io::Error::new(io::ErrorKind::NotConnected, reason)));
+            return Err(NodeError::not_applied(io::Error::new(
+                io::ErrorKind::NotConnected,
+                reason,
+            )));
         }
         let now = clock::now();
         let mut until = until;

@@ -107,6 +107,15 @@ impl Endpoint {
                 "a URL in the list is empty; remove the comma before it".to_owned(),
             ));
         }
+        let place = url.rsplit_once('@').map_or(url, |(_, place)| place);
+        let is_separator = |c: char| c == ',' || c.is_whitespace();
+        if topology == Topology::Server && !scheme.contains("unix") && place.contains(is_separator)
+        {
+            return Err(invalid(format!(
+                "each server of several needs a URL of its own, after a comma: \
+                 redis://a,redis://b; {USABLE_URLS}"
+            )));
+        }
         let is_secure = matches!(base, "rediss" | "valkeys");
         let secure = secure.filter(|_| is_secure);
         let security =
@@ -205,7 +214,8 @@ fn non_empty(text: Option<&str>) -> Option<String> {
 /// Parses a URL without TLS. Messages name its scheme as `scheme`.
 fn parse_plain(plain: &str, scheme: &str) -> Result<ConnectionInfo> {
     // The parser's own message does not name the part, or quotes it.
-    escape_query_plus(plain, scheme.contains("unix")).into_connection_info().map_err(|_| {
+    let parsed = escape_query_plus(plain, scheme.contains("unix")).into_connection_info().ok();
+    parsed.filter(|info| !matches!(info.addr(), ConnectionAddr::Tcp(_, 0))).ok_or_else(|| {
         let part = malformed_part(plain);
         let reason = format!("the {scheme}:// URL is invalid: {part}; {USABLE_URLS}");
         LockError::InvalidConfig { reason }

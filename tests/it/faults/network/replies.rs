@@ -61,7 +61,7 @@ fn ttl_too_short_for_the_network_is_named_in_the_error() {
             completes_within(CALL_LIMIT, "lock", || mgr.lock_with("x", &options).unwrap_err());
         let text = error.to_string();
         assert!(
-            error.is_unavailable() && text.contains("the 120ms lease") && text.contains("longer"),
+            error.is_unavailable() && text.contains("a lease of 120ms") && text.contains("longer"),
             "{text}"
         );
     }

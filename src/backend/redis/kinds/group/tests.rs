@@ -66,7 +66,7 @@ fn requests_name_the_group_and_its_limit() {
 fn replies_are_decoded_or_rejected() {
     let key = LockKey::new("lock:", "a").unwrap();
     let release = Release::new(LockKind::Read, &key, b"me");
-    let decode = |line: &str| release.decode(7, text(line));
+    let decode = |line: &str| Some(release.decode(7, text(line))?.0);
     assert_eq!(decode("7 released"), Some(ReleaseReply::Released { has_more: false }));
     assert_eq!(decode("7 released more"), Some(ReleaseReply::Released { has_more: true }));
     assert_eq!(decode("7 gone more"), Some(ReleaseReply::Gone { has_more: true }));

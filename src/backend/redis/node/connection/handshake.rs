@@ -72,8 +72,8 @@ pub(super) fn handshake(
             {
                 NodeError::refused(
                     code.clone(),
-                    "it does not accept this user or password (AUTH); if it has no password, \
-                     remove the password from the URL"
+                    "in reply to AUTH; check the user in the URL, and the password there or in \
+                     Config::password; if the server has no password, remove it"
                         .into(),
                 )
             }

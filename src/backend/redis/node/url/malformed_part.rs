@@ -26,8 +26,11 @@ pub(super) fn malformed_part(url: &str) -> &'static str {
     match host {
         "" => "the host is missing",
         "0.0.0.0" | "[::" => "0.0.0.0 and [::] are not addresses of a server",
-        _ if port.is_some_and(|port| !port.is_empty() && port.parse::<u16>().is_err()) => {
-            "the port is not a number from 0 to 65535"
+        _ if port.is_some_and(|port| {
+            !port.is_empty() && !port.parse().is_ok_and(|port: u16| port > 0)
+        }) =>
+        {
+            "the port is not a number from 1 to 65535"
         }
         _ if !is_number(path.trim_matches('/')) => "the database is not a number",
         _ => UNKNOWN,
@@ -44,6 +47,7 @@ mod tests {
     fn malformed_part_is_named_but_not_quoted() {
         for (url, part) in [
             ("redis://localhost:99999", "the port is not a number"),
+            ("redis://localhost:0", "the port is not a number"),
             ("redis://u:secret@localhost:secret/1", "the port is not a number"),
             ("redis://u:secret", "the port is not a number"),
             ("redis://[::1]:x", "the port is not a number"),
@@ -54,6 +58,8 @@ mod tests {
             ("redis://", "the host is missing"),
             ("redis://:secret@/1", "the host is missing"),
             ("redis://0.0.0.0", "are not addresses"),
+            ("redis://10.0.0.1,10.0.0.2", "needs a URL of its own"),
+            ("redis://:secret@h1:1,h2:2/1", "needs a URL of its own"),
             ("redis://h1,", "a URL in the list is empty"),
             ("redis://h1:7,", "a URL in the list is empty"),
             ("redis://:%ff@h", "some part is malformed"),
