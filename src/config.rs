@@ -390,7 +390,7 @@ impl Config {
     /// on, calls return the same error without asking. One call at a time still asks, as a probe:
     /// 20 ms after the failure, then at pauses as long as the outage has lasted, up to one second.
     /// If the servers do not reply, a probe blocks for one operation timeout. The first usable
-    /// answer to any call ends this.
+    /// reply to any call ends this.
     ///
     /// Calls without a limit fail in this way too, and so do calls that wait in the queue when the
     /// servers die. Calls that find all pooled connections in use go on waiting. Renewals, releases

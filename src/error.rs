@@ -9,7 +9,7 @@ use std::{error::Error, io, sync::Arc, time::Duration};
 
 pub use self::action::Action;
 use crate::core::{
-    holder::Holder, key::InvalidName, lease::Lease, lock_lost::LockLost, node_answer::NodeAnswer,
+    holder::Holder, key::InvalidName, lease::Lease, lock_lost::LockLost, node_reply::NodeReply,
 };
 
 /// The result of all fallible functions of this crate.
@@ -125,7 +125,7 @@ pub enum LockError {
         /// The number of nodes that must agree.
         needed: usize,
         /// The reply of each node.
-        answers: Vec<NodeAnswer>,
+        replies: Vec<NodeReply>,
         /// Whether a node does not vote yet, because it may have lost its data. See
         /// [`Config::quarantine`](crate::Config::quarantine).
         quarantined: bool,
@@ -322,9 +322,9 @@ impl LockError {
     }
 
     /// Returns the replies of several nodes, if the error contains them; otherwise an empty slice.
-    pub fn nodes(&self) -> &[NodeAnswer] {
+    pub fn nodes(&self) -> &[NodeReply] {
         match self {
-            LockError::NoQuorum { answers, .. } => answers,
+            LockError::NoQuorum { replies, .. } => replies,
             _ => self.holder().map_or(&[], Holder::nodes),
         }
     }

@@ -240,7 +240,7 @@ pub use crate::{
         id::{LockId, ParseLockIdError, generate_lock_id},
         kind::{HeldBy, LockKind},
         lock_lost::LockLost,
-        node_answer::{NodeAnswer, Vote},
+        node_reply::{NodeReply, Vote},
         token::FencingToken,
     },
     error::{Action, LockError, Result},

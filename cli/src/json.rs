@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use distlock::{HeldBy, Holder, LockId, LockInfo, NodeAnswer, QueuedWaiter, Vote};
+use distlock::{HeldBy, Holder, LockId, LockInfo, NodeReply, QueuedWaiter, Vote};
 use serde::Serialize;
 
 use crate::{
@@ -180,7 +180,7 @@ impl<'a> LockJson<'a> {
             waiters: lock.waiters().iter().map(QueuedWaiter::id).collect(),
             token: lock.fencing_token().map(|token| token.as_u64()),
             certain: lock.is_certain(),
-            nodes: holder.nodes().iter().map(NodeJson::from_answer).collect(),
+            nodes: holder.nodes().iter().map(NodeJson::from_reply).collect(),
         }
     }
 }
@@ -226,13 +226,13 @@ impl<'a> HolderJson<'a> {
 }
 
 impl<'a> NodeJson<'a> {
-    fn from_answer(answer: &'a NodeAnswer) -> NodeJson<'a> {
-        let vote = match answer.vote {
+    fn from_reply(reply: &'a NodeReply) -> NodeJson<'a> {
+        let vote = match reply.vote {
             Vote::Yes => "yes",
             Vote::No => "no",
             _ => "unknown",
         };
-        NodeJson { server: &answer.node, vote, message: &answer.message }
+        NodeJson { server: &reply.node, vote, message: &reply.message }
     }
 }
 

@@ -83,8 +83,8 @@ pub(crate) fn format_lock(lock: &LockInfo) -> String {
     }
     if !holder.nodes().is_empty() {
         let mut nodes = Table::new(&["NODE", "REPLY"]);
-        for answer in holder.nodes() {
-            nodes.add_row(vec![format::escape(&answer.node), format::escape(&answer.message)]);
+        for reply in holder.nodes() {
+            nodes.add_row(vec![format::escape(&reply.node), format::escape(&reply.message)]);
         }
         let _ = write!(page, "\n{nodes}");
     }

@@ -93,7 +93,7 @@ impl<'a> Attempt<'a> {
         if let (Some(breaker), Answer::Granted(_) | Answer::Contended(_) | Answer::WrongType) =
             (&self.ctx.breaker, &answer)
         {
-            breaker.on_answer();
+            breaker.on_reply();
         }
         answer
     }

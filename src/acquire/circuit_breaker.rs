@@ -54,7 +54,7 @@ impl CircuitBreaker {
         if !reason.is_outage() {
             // Servers that refuse a request are there. An exhausted pool says nothing about them.
             if !reason.is_pool_exhausted() {
-                self.on_answer();
+                self.on_reply();
             }
             return;
         }
@@ -67,8 +67,8 @@ impl CircuitBreaker {
         *outage = Some(Outage { since, probe_at, timeout: longest, reason });
     }
 
-    /// Records a usable answer: the servers are there.
-    pub(super) fn on_answer(&self) {
+    /// Records a usable reply: the servers are there.
+    pub(super) fn on_reply(&self) {
         *self.0.lock() = None;
     }
 }
@@ -98,7 +98,7 @@ mod tests {
         assert!(breaker.is_open() && rejects(1000) && rejects(1019));
         assert!(breaker.reject(at(1020), SECOND, None).is_none(), "it does not ask yet");
         assert!(!rejects(1020) && rejects(1021) && rejects(3019), "one probe");
-        assert!(!rejects(3020), "the probe has ended without an answer");
+        assert!(!rejects(3020), "the probe has ended without a reply");
         for (failed, pause) in [(3100, 1000), (1300, 300), (9000, 1000)] {
             // A shorter timeout says no less about the outage.
             breaker.on_failure(at(failed), SECOND / 2, &timed_out());
@@ -106,13 +106,13 @@ mod tests {
         }
         let patient = breaker.reject(at(9000), 2 * SECOND, Some(SECOND));
         assert!(patient.is_none(), "a longer timeout may succeed");
-        breaker.on_answer();
+        breaker.on_reply();
         assert!(!rejects(9000) && !breaker.is_open());
     }
 
     /// Fault: N147
     #[test]
-    fn only_an_answer_closes_the_breaker() {
+    fn only_a_reply_closes_the_breaker() {
         let breaker = CircuitBreaker::default();
         let exhausted = NodeErrorKind::PoolExhausted { pool_size: 1 };
         let refused = NodeError::refused("OOM".into(), "command not allowed".into());

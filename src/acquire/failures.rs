@@ -23,7 +23,7 @@ pub(super) struct RetryState {
     /// own, sets it to now.
     unavailable_since: Moment,
     failures: u32,
-    /// Last error other than a plain timeout, with the last telling answer of each node.
+    /// Last error other than a plain timeout, with the last useful reply of each node.
     last_specific_error: Option<BackendError>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct RetryLimits {
     pub(super) outage_max: Duration,
     pub(super) wait_deadline: Moment,
     pub(super) operation_timeout: Duration,
-    /// Longest time for which a backend that works may fail to answer.
+    /// Longest time for which a backend that works may leave a claim without a reply.
     pub(super) longest_silence: Duration,
     /// The caller may get its grant without asking.
     pub(super) waits_in_queue: bool,

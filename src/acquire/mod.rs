@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use self::attempt_loop::Attempt;
 pub(crate) use self::circuit_breaker::CircuitBreaker;
 use crate::{
-    backend::{AcquireRequest, AllAnswer, AllOutcome, AllRequest, Backend, ReservedPlaces},
+    backend::{AcquireRequest, AllOutcome, AllRequest, AllResult, Backend, ReservedPlaces},
     core::{
         cancel::CancelToken,
         claim::{Claim, Grant, Residue},
@@ -109,13 +109,13 @@ impl Acquirer {
         let failed = |error| backend.lock_error(error, Action::Acquire, Some(first.key.name()));
         let repair_ttl_ms = self.repair_ttl_ms(first);
         let request = AllRequest { claims, repair_ttl_ms, call_deadline };
-        let AllAnswer { outcome, residue } = backend.acquire_all(request);
+        let AllResult { outcome, residue } = backend.acquire_all(request);
         if let Some(breaker) = &self.breaker {
             match &outcome {
                 AllOutcome::Failed(error) => {
                     breaker.on_failure(clock::now(), self.request_timeout(first), error);
                 }
-                _ => breaker.on_answer(),
+                _ => breaker.on_reply(),
             }
         }
         let error = match outcome {

@@ -19,9 +19,9 @@ pub(crate) struct AllRequest<'a> {
     pub(crate) call_deadline: Moment,
 }
 
-/// Answer to a request for several locks.
+/// What became of a request for several locks.
 #[derive(Debug)]
-pub(crate) struct AllAnswer {
+pub(crate) struct AllResult {
     pub(crate) outcome: AllOutcome,
     /// What each claim may have left on the servers, unless the locks were granted.
     pub(crate) residue: Option<Residue>,
@@ -43,9 +43,9 @@ pub(crate) enum AllOutcome {
     Failed(BackendError),
 }
 
-impl AllAnswer {
-    /// The answer of a backend that acquires locks one after the other only.
-    pub(super) fn unsupported() -> AllAnswer {
-        AllAnswer { outcome: AllOutcome::Failed(BackendError::unsupported()), residue: None }
+impl AllResult {
+    /// The result of a backend that acquires locks one after the other only.
+    pub(super) fn unsupported() -> AllResult {
+        AllResult { outcome: AllOutcome::Failed(BackendError::unsupported()), residue: None }
     }
 }

@@ -7,7 +7,7 @@ use std::{fmt, io, mem, sync::Arc};
 pub(crate) use self::node_error::{NodeError, NodeErrorKind};
 use crate::{
     core::{
-        node_answer::{AnswerList, NodeAnswer, Vote},
+        node_reply::{NodeReply, ReplyList, Vote},
         quorum::NodeSet,
     },
     error::{Action, LockError, TRY_AGAIN},
@@ -23,14 +23,14 @@ pub(crate) enum BackendError {
     /// No quorum of several nodes.
     NoQuorum {
         needed: usize,
-        answers: Vec<NodeAnswer>,
+        replies: Vec<NodeReply>,
         /// A node may have executed the request.
         outcome_unknown: bool,
         /// Asking again soon may help.
         transient: bool,
         /// A node is in quarantine. Its votes will count later.
         quarantined: bool,
-        /// Nodes whose answer says only that there is no reply.
+        /// Nodes that have not replied.
         silent: NodeSet,
     },
 }
@@ -91,13 +91,13 @@ impl BackendError {
         }
     }
 
-    /// Replaces the answers of silent nodes by what they said in an earlier round.
+    /// Replaces the replies of silent nodes by what they said in an earlier round.
     pub(crate) fn recall(&mut self, earlier: Option<BackendError>) {
-        let BackendError::NoQuorum { answers, silent, .. } = self else { return };
-        let Some(BackendError::NoQuorum { answers: earlier, silent: before, .. }) = earlier else {
+        let BackendError::NoQuorum { replies, silent, .. } = self else { return };
+        let Some(BackendError::NoQuorum { replies: earlier, silent: before, .. }) = earlier else {
             return;
         };
-        for (node, (answer, mut earlier)) in answers.iter_mut().zip(earlier).enumerate() {
+        for (node, (reply, mut earlier)) in replies.iter_mut().zip(earlier).enumerate() {
             if !silent.contains(node) || before.contains(node) {
                 continue;
             }
@@ -105,7 +105,7 @@ impl BackendError {
             if mem::replace(&mut earlier.vote, Vote::Unknown) != Vote::Unknown {
                 earlier.message.push_str(" earlier");
             }
-            *answer = earlier;
+            *reply = earlier;
             *silent = silent.difference(NodeSet::single(node));
         }
     }
@@ -121,8 +121,8 @@ impl BackendError {
         let is_transient = self.is_transient();
         let kind = match self {
             BackendError::Node(failure) => failure.kind,
-            BackendError::NoQuorum { needed, answers, quarantined, .. } => {
-                return LockError::NoQuorum { action, name, needed, answers, quarantined, advice };
+            BackendError::NoQuorum { needed, replies, quarantined, .. } => {
+                return LockError::NoQuorum { action, name, needed, replies, quarantined, advice };
             }
         };
         match kind {
@@ -157,8 +157,8 @@ impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BackendError::Node(failure) => failure.kind.fmt(f),
-            BackendError::NoQuorum { answers, .. } => {
-                write!(f, "no quorum ({})", AnswerList(answers))
+            BackendError::NoQuorum { replies, .. } => {
+                write!(f, "no quorum ({})", ReplyList(replies))
             }
         }
     }
@@ -167,14 +167,14 @@ impl fmt::Display for BackendError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::node_answer::NodeAnswer;
+    use crate::core::node_reply::NodeReply;
 
     /// Fault: N145
     #[test]
     fn silent_node_keeps_its_last_reason() {
         let error = |says: [(Vote, &str); 3], silent: &[usize]| BackendError::NoQuorum {
             needed: 2,
-            answers: says.map(|(vote, says)| NodeAnswer::new(&"n".into(), vote, says)).into(),
+            replies: says.map(|(vote, says)| NodeReply::new(&"n".into(), vote, says)).into(),
             outcome_unknown: false,
             transient: true,
             quarantined: false,
@@ -186,7 +186,7 @@ mod tests {
         let mut third = error([(Vote::Unknown, "late"); 3], &[0, 1, 2]);
         third.recall(Some(second));
         assert_eq!(third.to_string(), "no quorum (n: granted earlier; n: refused; n: late)");
-        let BackendError::NoQuorum { answers, .. } = third else { unreachable!() };
-        assert!(answers.iter().all(|answer| answer.vote == Vote::Unknown), "{answers:?}");
+        let BackendError::NoQuorum { replies, .. } = third else { unreachable!() };
+        assert!(replies.iter().all(|reply| reply.vote == Vote::Unknown), "{replies:?}");
     }
 }

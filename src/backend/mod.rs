@@ -24,7 +24,7 @@ pub(crate) mod transport;
 
 use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
-pub(crate) use self::acquire_all::{AllAnswer, AllOutcome, AllRequest};
+pub(crate) use self::acquire_all::{AllOutcome, AllRequest, AllResult};
 pub(crate) use self::checkout_queue::ReservedPlaces;
 use self::error::{BackendError, NodeError};
 pub(crate) use self::feature::Feature;
@@ -56,7 +56,7 @@ pub(crate) trait Backend:
     /// Maximum duration of one exchange.
     fn operation_timeout(&self) -> Duration;
 
-    /// Longest time for which a backend that works may fail to answer a claim.
+    /// Longest time for which a backend that works may leave a claim without a reply.
     fn longest_silence(&self) -> Duration {
         self.operation_timeout()
     }

@@ -1,6 +1,6 @@
 //! `OptionalCalls`: what not every backend can do, and how the others refuse it.
 
-use super::{AllAnswer, AllRequest, Feature, error::BackendError};
+use super::{AllRequest, AllResult, Feature, error::BackendError};
 use crate::{
     core::{
         claim::{Claim, Grant, Residue},
@@ -19,8 +19,8 @@ pub(crate) trait OptionalCalls {
     }
 
     /// Acquires several mutexes in one request, all or none.
-    fn acquire_all(&self, _: AllRequest<'_>) -> AllAnswer {
-        AllAnswer::unsupported()
+    fn acquire_all(&self, _: AllRequest<'_>) -> AllResult {
+        AllResult::unsupported()
     }
 
     /// Turns a write lock into a read lock, without a moment in which it is not held.

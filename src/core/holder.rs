@@ -8,7 +8,7 @@ use crate::{
     core::{
         id::{LockId, Parts},
         kind::{HeldBy, LockKind, split_kept},
-        node_answer::NodeAnswer,
+        node_reply::NodeReply,
     },
     sys::{
         clock,
@@ -42,7 +42,7 @@ pub struct Holder {
     is_kept: bool,
     /// The caller would fit beside the holder: only waiters exclude it, because they come first.
     admits_caller: bool,
-    nodes: Box<[NodeAnswer]>,
+    nodes: Box<[NodeReply]>,
     /// How a group holds the lock; `None` for one holder alone. In a box, because holders are parts
     /// of many results.
     group: Option<Box<HeldBy>>,
@@ -130,7 +130,7 @@ impl Holder {
     }
 
     /// Adds the replies of the nodes.
-    pub(crate) fn with_nodes(self, nodes: Vec<NodeAnswer>) -> Holder {
+    pub(crate) fn with_nodes(self, nodes: Vec<NodeReply>) -> Holder {
         Holder { nodes: nodes.into(), ..self }
     }
 
@@ -263,7 +263,7 @@ impl Holder {
     }
 
     /// Returns the reply of each of several nodes; empty with a single server.
-    pub fn nodes(&self) -> &[NodeAnswer] {
+    pub fn nodes(&self) -> &[NodeReply] {
         &self.nodes
     }
 

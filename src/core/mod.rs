@@ -17,7 +17,7 @@ pub(crate) mod key;
 pub(crate) mod kind;
 pub(crate) mod lease;
 pub(crate) mod lock_lost;
-pub(crate) mod node_answer;
+pub(crate) mod node_reply;
 pub(crate) mod pattern;
 pub(crate) mod quorum;
 pub(crate) mod token;

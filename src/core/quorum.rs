@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-pub(crate) use crate::core::node_answer::Vote;
+pub(crate) use crate::core::node_reply::Vote;
 use crate::sys::clock::Moment;
 
 /// What the votes amount to so far.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::{LockError, advice::advice};
 use crate::{
-    core::node_answer::AnswerList,
+    core::node_reply::ReplyList,
     sys::display::{HumanDuration, Quoted},
 };
 
@@ -68,14 +68,14 @@ impl LockError {
                 )?;
                 advice(code, message).map_or(Ok(()), |advice| write!(f, " ({advice})"))
             }
-            LockError::NoQuorum { action, name, needed, answers, quarantined, .. } => {
-                let nodes = answers.len();
+            LockError::NoQuorum { action, name, needed, replies, quarantined, .. } => {
+                let nodes = replies.len();
                 write!(
                     f,
                     "could not {action} {}: needs {needed} of {nodes} nodes (",
                     Subject(name)
                 )?;
-                write!(f, "{})", AnswerList(answers))?;
+                write!(f, "{})", ReplyList(replies))?;
                 f.write_str(if *quarantined { QUARANTINE_ADVICE } else { "" })
             }
             LockError::WrongType { name, key, server } => write!(

@@ -58,22 +58,22 @@ impl AskedRenewals {
         outcome: Result<(), BackendError>,
     ) -> bool {
         let applies = |asked: &Asked| asked.generation == generation && asked.since <= began;
-        self.answer(applies, &Some(outcome));
+        self.fill(applies, &Some(outcome));
         self.asked.iter().any(|asked| asked.generation == generation)
     }
 
     /// Reports the end of each lease that has ended.
     pub(super) fn on_ended(&mut self) {
-        self.answer(|asked| asked.lease.ended().is_some(), &None);
+        self.fill(|asked| asked.lease.ended().is_some(), &None);
     }
 
-    fn answer(&mut self, applies: impl Fn(&Asked) -> bool, answer: &Outcome) {
+    fn fill(&mut self, applies: impl Fn(&Asked) -> bool, outcome: &Outcome) {
         self.asked.retain(|asked| {
-            let is_answered = applies(asked);
-            if is_answered {
-                asked.outcome.fill(answer.clone());
+            let is_filled = applies(asked);
+            if is_filled {
+                asked.outcome.fill(outcome.clone());
             }
-            !is_answered
+            !is_filled
         });
     }
 }
@@ -119,7 +119,7 @@ mod tests {
     ///
     /// Fault: N171
     #[test]
-    fn renewal_answers_only_holders_that_asked_before_it_began() {
+    fn renewal_counts_only_for_holders_that_asked_before_it_began() {
         let ([one, other], mut asked) = (leases(), AskedRenewals::default());
         let timed_out = BackendError::Node(NodeError::outcome_unknown(NodeErrorKind::TimedOut));
         for outcome in [Ok(()), Err(timed_out)] {

@@ -8,7 +8,7 @@ use crate::{
         holder::Holder,
         kind::HeldBy,
         lock_lost::LockLost,
-        node_answer::{NodeAnswer, Vote},
+        node_reply::{NodeReply, Vote},
         token::FencingToken,
     },
     error::{Action, LockError, TRY_AGAIN},
@@ -86,15 +86,15 @@ impl LockError {
         }
     }
 
-    /// Returns [`NoQuorum`](Self::NoQuorum). Of each node, `answers` has its address, its vote, and
+    /// Returns [`NoQuorum`](Self::NoQuorum). Of each node, `replies` has its address, its vote, and
     /// what it said.
     pub fn no_quorum(
         name: impl Into<String>,
         needed: usize,
-        answers: &[(&str, Vote, &str)],
+        replies: &[(&str, Vote, &str)],
     ) -> LockError {
         let (action, name, quarantined) = (Action::Acquire, Some(name.into()), false);
-        let answers = answers.iter().map(|(node, vote, message)| NodeAnswer {
+        let replies = replies.iter().map(|(node, vote, message)| NodeReply {
             node: (*node).into(),
             vote: *vote,
             message: (*message).to_owned(),
@@ -103,7 +103,7 @@ impl LockError {
             action,
             name,
             needed,
-            answers: answers.collect(),
+            replies: replies.collect(),
             quarantined,
             advice: "",
         }

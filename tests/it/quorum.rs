@@ -20,7 +20,7 @@ mod wrong_type;
 
 use std::time::Duration;
 
-use distlock::{Config, LockError, LockGuard, NodeAnswer, RedisMgr, Vote};
+use distlock::{Config, LockError, LockGuard, NodeReply, RedisMgr, Vote};
 
 use crate::{
     helpers,
@@ -102,26 +102,26 @@ fn await_renewals(guard: &LockGuard, times: usize) {
 
 /// The votes of the nodes. Every node must be listed, in order, with a message.
 #[track_caller]
-fn votes(nodes: &Nodes, answers: &[NodeAnswer]) -> Vec<Vote> {
-    let named: Vec<_> = answers.iter().map(|answer| format!("redis://{}", answer.node)).collect();
+fn votes(nodes: &Nodes, replies: &[NodeReply]) -> Vec<Vote> {
+    let named: Vec<_> = replies.iter().map(|reply| format!("redis://{}", reply.node)).collect();
     let urls = nodes.urls();
-    assert_eq!(named.join(","), urls, "{answers:?}");
-    assert!(answers.iter().all(|answer| !answer.message.is_empty()), "{answers:?}");
-    answers.iter().map(|answer| answer.vote).collect()
+    assert_eq!(named.join(","), urls, "{replies:?}");
+    assert!(replies.iter().all(|reply| !reply.message.is_empty()), "{replies:?}");
+    replies.iter().map(|reply| reply.vote).collect()
 }
 
 /// The error must be `NoQuorum`, with one message for each node; returns the votes.
 #[track_caller]
 fn expect_no_quorum(nodes: &Nodes, error: &LockError) -> Vec<Vote> {
-    let LockError::NoQuorum { needed, answers, .. } = error else { panic!("{error:?}") };
+    let LockError::NoQuorum { needed, replies, .. } = error else { panic!("{error:?}") };
     assert_eq!(*needed, quorum(nodes));
     assert!(error.is_unavailable() && !error.is_contended() && !error.is_timeout(), "{error:?}");
     let text = error.to_string();
-    for answer in answers {
-        assert!(text.contains(&format!("{}: {}", answer.node, answer.message)), "{text}");
+    for reply in replies {
+        assert!(text.contains(&format!("{}: {}", reply.node, reply.message)), "{text}");
     }
-    assert_eq!(error.nodes(), answers);
-    votes(nodes, answers)
+    assert_eq!(error.nodes(), replies);
+    votes(nodes, replies)
 }
 
 /// Number of waiters on a node: its queue, and the head of the queue, which has this node's vote

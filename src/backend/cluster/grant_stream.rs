@@ -39,7 +39,7 @@ use crate::{
 const STREAM_PLACE: QueuePlace = QueuePlace(1);
 /// Maximum number of values read from one connection before the others have their turn.
 const VALUES_MAX: usize = 256;
-/// Minimum pause from one question for the map to the next.
+/// Minimum pause from one request for the map to the next.
 const REFRESH_PAUSE: Duration = Duration::from_millis(200);
 /// Pause after a refusal that does not depend on the cluster, such as a missing permission.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);

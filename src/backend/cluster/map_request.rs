@@ -124,7 +124,7 @@ mod tests {
     ///
     /// Fault: F76
     #[test]
-    fn forbidden_question_shows_whether_channels_are_sharded() {
+    fn forbidden_request_shows_whether_channels_are_sharded() {
         for (code, message, expected) in [
             (
                 "NOPERM",

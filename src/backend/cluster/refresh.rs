@@ -10,8 +10,8 @@ use crate::{
     },
 };
 
-/// Minimum time from one question about the map to the next; otherwise each of many callers would
-/// ask while a node is unreachable. Doubles with each answer that brings nothing new, because many
+/// Minimum time from one request for the map to the next; otherwise each of many callers would
+/// ask while a node is unreachable. Doubles with each map that brings nothing new, because many
 /// processes may ask the remaining nodes.
 const REFRESH_PAUSE_MIN: Duration = Duration::from_millis(50);
 const REFRESH_PAUSE_MAX: Duration = Duration::from_millis(400);
@@ -25,7 +25,7 @@ pub(super) struct Refresh {
 #[derive(Debug)]
 struct State {
     is_running: bool,
-    /// The result of the last question, and when it ended.
+    /// The result of the last request, and when it ended.
     last: Result<(), NodeError>,
     ended_at: Option<Moment>,
     /// Minimum time from then to the next one.
@@ -42,7 +42,7 @@ impl Refresh {
         Arc::new(Refresh { state: Mutex::new(state), ended: Condvar::new() })
     }
 
-    /// Whether the last question has ended only just now.
+    /// Whether the last request has ended only just now.
     pub(super) fn is_early(&self) -> bool {
         let state = self.state.lock();
         state.ended_at.is_some_and(|at| clock::now().duration_since(at) < state.pause)
@@ -68,7 +68,7 @@ impl Refresh {
 }
 
 impl Asking {
-    /// `ask` returns whether the answer is a new one.
+    /// `ask` returns whether the map is a new one.
     pub(super) fn run(
         self,
         ask: impl FnOnce() -> Result<bool, NodeError>,
@@ -119,10 +119,10 @@ mod tests {
 
     /// Fault: N263
     #[test]
-    fn answers_without_news_are_asked_for_less_often() {
+    fn maps_without_news_are_asked_for_less_often() {
         let refresh = Refresh::new();
-        let ask = |answer: Result<bool, NodeError>| {
-            let _ = refresh.begin().unwrap().run(|| answer);
+        let ask = |map: Result<bool, NodeError>| {
+            let _ = refresh.begin().unwrap().run(|| map);
             refresh.state.lock().pause.as_millis()
         };
         let failed = || Err(NodeError::not_applied(NodeErrorKind::TimedOut));

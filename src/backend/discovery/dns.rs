@@ -59,23 +59,23 @@ impl HostName {
     }
 
     fn look_up(&self) {
-        let answer = (self.host.as_str(), self.port).to_socket_addrs();
-        let answer = answer.map(|addresses| addresses.map(Address::Tcp).collect());
-        self.deliver(&answer.map_err(|error| (error.kind(), error.to_string())));
+        let result = (self.host.as_str(), self.port).to_socket_addrs();
+        let result = result.map(|addresses| addresses.map(Address::Tcp).collect());
+        self.deliver(&result.map_err(|error| (error.kind(), error.to_string())));
     }
 
-    fn deliver(&self, answer: &LookupResult) {
+    fn deliver(&self, result: &LookupResult) {
         // Another lookup may have ended first.
         let Some(Lookups { waiting, .. }) = IN_FLIGHT.lock().remove(self) else { return };
         let mut delivered = false;
         for waiter in waiting {
             // The caller may have stopped waiting.
-            delivered |= waiter.try_send(answer.clone()).is_ok();
+            delivered |= waiter.try_send(result.clone()).is_ok();
         }
         let mut late_results = LATE_RESULTS.lock();
         let now = clock::now();
         late_results.retain(|_, (at, _)| now.duration_since(*at) < LATE_RESULT_AGE_MAX);
-        if let (false, Ok(addresses)) = (delivered, answer) {
+        if let (false, Ok(addresses)) = (delivered, result) {
             late_results.insert(self.clone(), (now, addresses.clone()));
         }
     }
@@ -108,7 +108,7 @@ impl Discovery for HostName {
             }
         }
         let left = deadline.duration_since(clock::now());
-        let answer = result.recv_timeout(left).or_else(|_| {
+        let result = result.recv_timeout(left).or_else(|_| {
             // A lookup that hangs does not collect the callers that have gone.
             if let Some(lookups) = IN_FLIGHT.lock().get_mut(self) {
                 lookups.waiting.retain(|waiter| !waiter.same_channel(&sender));
@@ -116,7 +116,7 @@ impl Discovery for HostName {
             // The result may just have arrived.
             result.try_recv()
         });
-        let failure = match answer {
+        let failure = match result {
             Ok(Ok(addresses)) => return Ok(addresses),
             Ok(Err((kind, text))) => io::Error::new(kind, text),
             Err(_) => io::Error::new(io::ErrorKind::TimedOut, "the name lookup timed out"),
@@ -148,7 +148,7 @@ mod tests {
         assert!(!name.resolve(deadline()).unwrap().is_empty());
         // The first one ends later.
         name.deliver(&Ok(Vec::new()));
-        assert!(!name.resolve(deadline()).unwrap().is_empty(), "its answer is old");
+        assert!(!name.resolve(deadline()).unwrap().is_empty(), "its result is old");
     }
 
     #[test]

@@ -155,7 +155,7 @@ impl MySqlBackend {
                 );
                 drop(session);
                 if is_sent && was_held {
-                    // A server that shuts down would not answer a look.
+                    // A server that shuts down would not reply to a look.
                     return Ok(Released::Released);
                 }
                 self.gone(claim, deadline)

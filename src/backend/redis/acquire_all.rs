@@ -5,7 +5,7 @@ use super::{
     requests_and_replies::{AcquireAll, AcquireAllReply},
 };
 use crate::{
-    backend::{AllAnswer, AllOutcome, AllRequest, error::BackendError},
+    backend::{AllOutcome, AllRequest, AllResult, error::BackendError},
     core::{
         claim::{Claim, Grant, Residue},
         quorum::NodeSet,
@@ -19,10 +19,10 @@ use crate::{
 pub(super) fn acquire_all(
     backend: &impl OneServerForEachLock,
     request: AllRequest<'_>,
-) -> AllAnswer {
+) -> AllResult {
     let AllRequest { claims, repair_ttl_ms, call_deadline } = request;
     let Some(&Claim { ref key, ttl, .. }) = claims.first() else {
-        return AllAnswer::unsupported();
+        return AllResult::unsupported();
     };
     let request = AcquireAll { claims, repair_ttl_ms };
     let ask = |until| backend.exchange(key, &request, Purpose::Claim, until);
@@ -50,7 +50,7 @@ pub(super) fn acquire_all(
             if deadline_from_sent(sent, ttl) > clock::now() {
                 let grant = |token| Grant::of_one_server(token, sent, ttl, broken_until);
                 let grants = tokens.into_iter().map(grant).collect();
-                return AllAnswer { outcome: AllOutcome::Granted(grants), residue: None };
+                return AllResult { outcome: AllOutcome::Granted(grants), residue: None };
             }
             // The reply took longer than the lease.
             may_hold = true;
@@ -68,7 +68,7 @@ pub(super) fn acquire_all(
         Ok(Exchange { reply: AcquireAllReply::Late, .. }) => AllOutcome::Failed(timed_out(false)),
         Err(error) => AllOutcome::Failed(BackendError::Node(error)),
     };
-    AllAnswer { outcome, residue: may_hold.then(residue) }
+    AllResult { outcome, residue: may_hold.then(residue) }
 }
 
 fn timed_out(outcome_unknown: bool) -> BackendError {

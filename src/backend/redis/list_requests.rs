@@ -163,10 +163,10 @@ impl Request for DescribeLocks<'_> {
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<Self::Reply>> {
         let (now_us, values) = array_reply(reply, nonce)?;
-        let answers = values
+        let results = values
             .map(|value| self.decode_description(&value, now_us))
             .collect::<Option<Vec<_>>>()?;
-        (answers.len() == self.keys.len()).then_some((answers, Some(now_us)))
+        (results.len() == self.keys.len()).then_some((results, Some(now_us)))
     }
 }
 
@@ -321,12 +321,12 @@ mod tests {
             text("odd"),
         ]);
         let reply = Value::Array(vec![text("7 50"), Value::Int(0), held, Value::Int(-1)]);
-        let (answers, server_us) = request.decode(7, reply.clone()).unwrap();
+        let (results, server_us) = request.decode(7, reply.clone()).unwrap();
         assert_eq!(
-            (server_us, &answers[0], &answers[2]),
+            (server_us, &results[0], &results[2]),
             (Some(50), &Inspection::Free, &Inspection::WrongType)
         );
-        let Inspection::Held(held_lock) = &answers[1] else { panic!("{answers:?}") };
+        let Inspection::Held(held_lock) = &results[1] else { panic!("{results:?}") };
         assert_eq!(
             (held_lock.holder.id(), held_lock.holder.waiters(), held_lock.token),
             ("me and you", Some(3), 41)
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(
             request.decode(7, Value::Array(vec![text("7 50"), Value::Int(0)])),
             None,
-            "fewer answers than locks"
+            "fewer results than locks"
         );
     }
 
@@ -383,15 +383,15 @@ mod tests {
             let keys = [LockKey::new("", "x").unwrap()];
             let request =
                 DescribeLocks { keys: &keys, waiters_per_lock_max: 1, waiters_total_max: 1 };
-            for answer in [
+            for result in [
                 Value::Int(number),
                 Value::Nil,
                 Value::Array(vec![text(&first), text(&entry)]),
                 Value::Array(vec![text("6 41 1 distlock:read"), Value::Array(vec![text(&first)])]),
                 Value::Array(vec![]),
             ] {
-                request.decode(7, Value::Array(vec![text(&head), answer.clone()]));
-                request.decode(7, Value::Array(vec![text("7 50"), answer]));
+                request.decode(7, Value::Array(vec![text(&head), result.clone()]));
+                request.decode(7, Value::Array(vec![text("7 50"), result]));
             }
             Scan { cursor: "0", pattern: "*" }
                 .decode(7, Value::Array(vec![text(&cursor), Value::Array(vec![text(&entry)])]));

@@ -3,7 +3,7 @@
 use super::{OneServerForEachLock, acquire_all::acquire_all, adopt::adopt, downgrade::downgrade};
 use crate::{
     backend::{
-        AdoptReport, AllAnswer, AllRequest, Feature, OptionalCalls, Passed, error::BackendError,
+        AdoptReport, AllRequest, AllResult, Feature, OptionalCalls, Passed, error::BackendError,
     },
     core::{claim::Claim, id::LockId, lease::Lease},
     sys::clock::Moment,
@@ -14,7 +14,7 @@ impl<B: OneServerForEachLock> OptionalCalls for B {
         feature.refusal_of_one_server()
     }
 
-    fn acquire_all(&self, request: AllRequest<'_>) -> AllAnswer {
+    fn acquire_all(&self, request: AllRequest<'_>) -> AllResult {
         acquire_all(self, request)
     }
 

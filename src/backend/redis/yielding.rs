@@ -45,7 +45,7 @@ impl Yielding {
         })
     }
 
-    /// A request was answered that this holder has the lock.
+    /// The server replied that this holder has the lock.
     pub(crate) fn on_holder(&self, lock: &str, holder: &Holder, now: Moment) {
         if holder.is_foreign() && holder.id() != LEFT_FREE {
             self.with(lock, now, |history| history.other_seen_at = Some(now));

@@ -34,7 +34,7 @@ use crate::{
     },
     core::{
         claim::{Grant, GrantNotice, Residue},
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeDeadlines, NodeSet, Verdict, agreed_token, prevents_quorum},
         token::FencingToken,
         validity::{deadline_from_sent, needs_immediate_confirmation, request_timeout},
@@ -316,7 +316,7 @@ impl<'a> QuorumAcquisition<'a> {
         self.token.on_rejected();
         self.is_failing = false;
         let holder = round.holder(self.queue.node()).map(|holder| match round.asked_all {
-            true => holder.with_nodes(round.node_answers(self.redlock)),
+            true => holder.with_nodes(round.node_replies(self.redlock)),
             false => holder,
         });
         let (queue, footprint) = (&mut self.queue, &mut self.footprint);

@@ -18,7 +18,7 @@ use crate::{
     },
     core::{
         ack::PendingAcks,
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeSet, Verdict, quorum},
     },
     sys::clock::{self, Moment},

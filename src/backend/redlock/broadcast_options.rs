@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     backend::redis::{InFlightRequest, LateReader},
-    core::{node_answer::Vote, quorum::NodeSet},
+    core::{node_reply::Vote, quorum::NodeSet},
     sys::clock::Moment,
 };
 

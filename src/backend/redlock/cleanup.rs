@@ -14,7 +14,7 @@ use crate::{
     },
     core::{
         claim::{Claim, Residue},
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::NodeSet,
     },
     sys::clock::{self, Moment},

@@ -27,10 +27,10 @@ impl BackendError {
         let now = clock::now();
         let quarantined = nodes.iter().any(|node| node.quarantine_left(now).is_some());
         let silent = responses.silent();
-        let answers = responses.node_answers(redlock, describe);
+        let replies = responses.node_replies(redlock, describe);
         BackendError::NoQuorum {
             needed: redlock.quorum_size(),
-            answers,
+            replies,
             outcome_unknown,
             transient: permanent <= nodes.len() - redlock.quorum_size(),
             quarantined,

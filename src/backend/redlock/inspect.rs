@@ -16,7 +16,7 @@ use crate::{
     core::{
         holder::Holder,
         key::LockKey,
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{Verdict, is_out_of_reach, prevents_quorum},
     },
     lock_info::LockInfo,
@@ -38,18 +38,18 @@ impl Looks for Redlock {
         };
         let waiting_for_others =
             |straggler_grace| BroadcastOptions { straggler_grace, ..self.of_all(deadline) };
-        let mut answer = ask(&|| waiting_for_others(INSPECT_STRAGGLER_GRACE));
-        if answer.is_err() && clock::now() < deadline {
+        let mut inspection = ask(&|| waiting_for_others(INSPECT_STRAGGLER_GRACE));
+        if inspection.is_err() && clock::now() < deadline {
             // The nodes that were not waited for may decide it.
-            answer = ask(&|| waiting_for_others(self.operation_timeout()));
+            inspection = ask(&|| waiting_for_others(self.operation_timeout()));
         }
-        if let Ok((Inspection::Held(holder), false)) = &answer
+        if let Ok((Inspection::Held(holder), false)) = &inspection
             && holder.held_by().is_group()
         {
             // All other nodes may know members.
-            answer = ask(&|| BroadcastOptions::awaiting_all(self.all_nodes(), deadline));
+            inspection = ask(&|| BroadcastOptions::awaiting_all(self.all_nodes(), deadline));
         }
-        Ok(match answer?.0 {
+        Ok(match inspection?.0 {
             // The members on different nodes are claims that are not granted yet.
             Inspection::Held(holder) if holder.held_by().members() == Some(0) => Inspection::Free,
             found => found,

@@ -17,7 +17,7 @@ use crate::{
     },
     core::{
         key::LockKey,
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeSet, prevents_quorum},
     },
     lock_info::LockInfo,
@@ -140,7 +140,7 @@ impl Redlock {
             _ => return (0, Inspection::Free),
         };
         let holder = held.holder.clone().waited_for_by(queue.holder.waiters().unwrap_or(0));
-        let holder = holder.with_nodes(responses.node_answers(self, describe(index)));
+        let holder = holder.with_nodes(responses.node_replies(self, describe(index)));
         let (waiters, certain) = (queue.waiters.clone(), count >= self.quorum_size());
         let mut lock = LockInfo::new(key.name(), holder, held.token, waiters, certain);
         let groups = reported.iter().filter_map(|held| held.group.as_ref());

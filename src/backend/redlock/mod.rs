@@ -53,7 +53,7 @@ use crate::{
     core::{
         claim::Residue,
         kind::LockKind,
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeSet, prevents_quorum, quorum},
         validity::EXPIRY_SLACK,
     },

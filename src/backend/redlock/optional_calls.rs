@@ -15,7 +15,7 @@ use crate::{
         kind::LockKind,
         lease::Lease,
         lock_lost::LockLost,
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeDeadlines, Verdict},
         validity::deadline_from_sent,
     },

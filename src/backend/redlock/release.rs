@@ -17,7 +17,7 @@ use crate::{
         key::LockKey,
         kind::{LockKind, is_group},
         lease::Lease,
-        node_answer::{NodeAnswer, Vote},
+        node_reply::{NodeReply, Vote},
         quorum::{NodeSet, quorum},
     },
     lock_info::Released,
@@ -213,7 +213,7 @@ impl Redlock {
         let (mut released, mut gone, mut known) = (0, 0, 0);
         let (mut unconfirmed, mut released_on) = (NodeSet::EMPTY, NodeSet::EMPTY);
         let mut other: Option<Holder> = None;
-        let mut answers = Vec::new();
+        let mut replies = Vec::new();
         let mut unacknowledged = std::mem::take(&mut responses.pending_acks);
         unacknowledged.retain(|(node, _)| matches!(responses.by_node[*node], Response::Pending));
         for (node, response) in responses.by_node.iter().enumerate() {
@@ -231,7 +231,7 @@ impl Redlock {
                     }
                     ReleaseReply::HeldByOther(holder) => {
                         known += 1;
-                        answers.push(NodeAnswer::new(
+                        replies.push(NodeReply::new(
                             self.node(node).label(),
                             Vote::No,
                             format!("held by {holder}"),
@@ -252,7 +252,7 @@ impl Redlock {
                 // not replied may have kept it.
                 Err(BackendError::from_responses(self, responses, describe))
             } else if let Some(holder) = other {
-                Ok(Released::OwnedByOther(holder.with_nodes(answers)))
+                Ok(Released::OwnedByOther(holder.with_nodes(replies)))
             } else {
                 Ok(Released::Gone)
             };

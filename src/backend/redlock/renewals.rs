@@ -27,7 +27,7 @@ use crate::{
     },
     core::{
         lease::Lease,
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeSet, Verdict},
         validity::deadline_from_sent,
     },

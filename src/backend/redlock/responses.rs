@@ -7,7 +7,7 @@ use crate::{
     backend::redis::{Exchange, NodeError, NodeErrorKind},
     core::{
         ack::PendingAcks,
-        node_answer::{NodeAnswer, Vote},
+        node_reply::{NodeReply, Vote},
         quorum::{NodeSet, Verdict, verdict},
     },
 };
@@ -64,12 +64,12 @@ impl<T> Responses<T> {
     }
 
     /// Puts all responses into words. `describe` does so for a reply.
-    pub(crate) fn node_answers(
+    pub(crate) fn node_replies(
         &self,
         redlock: &Redlock,
         describe: impl Fn(&T) -> String,
-    ) -> Vec<NodeAnswer> {
-        let answers = self.by_node.iter().zip(&self.votes).zip(redlock.nodes()).map(
+    ) -> Vec<NodeReply> {
+        let replies = self.by_node.iter().zip(&self.votes).zip(redlock.nodes()).map(
             |((response, vote), node)| {
                 let vote = vote.unwrap_or(Vote::Unknown);
                 let message = match response {
@@ -83,10 +83,10 @@ impl<T> Responses<T> {
                     Response::Failed(failure) => failure.kind.to_string(),
                     Response::NotAsked => "was not asked".into(),
                 };
-                NodeAnswer::new(node.label(), vote, message)
+                NodeReply::new(node.label(), vote, message)
             },
         );
-        answers.collect()
+        replies.collect()
     }
 
     /// Nodes that had not replied when the outcome was decided. Their connections stay open, and

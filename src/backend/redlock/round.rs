@@ -12,7 +12,7 @@ use crate::{
     },
     core::{
         holder::Holder,
-        node_answer::{NodeAnswer, Vote},
+        node_reply::{NodeReply, Vote},
         quorum::{Verdict, is_out_of_reach, prevents_quorum},
     },
     sys::clock::Moment,
@@ -87,8 +87,8 @@ impl Round {
                 .is_none_or(|(count, _)| is_out_of_reach(count, without_reply, nodes))
     }
 
-    pub(super) fn node_answers(&self, redlock: &Redlock) -> Vec<NodeAnswer> {
-        self.responses.node_answers(redlock, describe)
+    pub(super) fn node_replies(&self, redlock: &Redlock) -> Vec<NodeReply> {
+        self.responses.node_replies(redlock, describe)
     }
 
     pub(super) fn into_error(self, redlock: &Redlock) -> BackendError {

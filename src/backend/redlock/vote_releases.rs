@@ -14,7 +14,7 @@ use crate::{
             requests_and_replies::{Release, ReleaseReply},
         },
     },
-    core::{ack::Ack, node_answer::Vote, quorum::NodeSet, validity::EXPIRY_SLACK},
+    core::{ack::Ack, node_reply::Vote, quorum::NodeSet, validity::EXPIRY_SLACK},
     sys::clock::{self, Moment},
 };
 

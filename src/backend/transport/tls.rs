@@ -217,7 +217,7 @@ impl TlsSocket {
             Err(error) => return Err(error),
         }
         let processed = self.session.process_new_packets();
-        // An alert with the reason, for the server, or an answer to a change of keys.
+        // An alert with the reason, for the server, or a reply to a change of keys.
         let _ = self.flush();
         self.buffered = processed.map_err(invalid)?.plaintext_bytes_to_read();
         Ok(Filled::Bytes)

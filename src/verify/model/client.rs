@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     core::{
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeDeadlines, Verdict, agreed_token, quorum, verdict},
     },
     sys::clock::Moment,

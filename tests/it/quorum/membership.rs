@@ -109,9 +109,9 @@ fn duplicate_node_that_appears_later_does_not_vote() {
     nodes.kill(0);
     eventually("the duplicate is discovered", TEST_TIMEOUT, || {
         let error = mgr.try_lock("x").unwrap_err();
-        let LockError::NoQuorum { needed: 2, answers, .. } = &error else { panic!("{error:?}") };
-        assert_ne!(answers[2].vote, Vote::Yes, "{error}");
-        answers[2].message.contains("the same server as")
+        let LockError::NoQuorum { needed: 2, replies, .. } = &error else { panic!("{error:?}") };
+        assert_ne!(replies[2].vote, Vote::Yes, "{error}");
+        replies[2].message.contains("the same server as")
     });
     nodes.restart_empty(0);
     drop(completes_within(TEST_TIMEOUT, "lock", || mgr.lock("x").unwrap()));

@@ -21,7 +21,7 @@ impl Router {
     }
 }
 
-/// A question about the map counts as a failure of each node that does not answer it.
+/// A request for the map counts as a failure of each node that does not reply.
 ///
 /// Fault: N263
 #[test]

@@ -29,7 +29,7 @@ impl Call<'_> {
             let may_shorten = !is_late && !ttl.starts_with(b"-");
             let ttl = number(ttl.strip_prefix(b"-").unwrap_or(ttl));
             let holder = self.db.get(lock);
-            let answer = match holder {
+            let result = match holder {
                 _ if is_wrong_type(&holder) => Value::Int(-1),
                 Err(error) => return Err(error),
                 Ok(None) => Value::Int(0),
@@ -43,11 +43,11 @@ impl Call<'_> {
                 }
                 Ok(Some(holder)) => Value::BulkString(cut(&holder).to_vec()),
             };
-            if answer == Value::Int(1) && token_ttl > 0 && matches!(self.db.get(token), Ok(Some(_)))
+            if result == Value::Int(1) && token_ttl > 0 && matches!(self.db.get(token), Ok(Some(_)))
             {
                 self.db.pexpire(token, token_ttl)?;
             }
-            reply.push(answer);
+            reply.push(result);
         }
         Ok(Value::Array(reply))
     }

@@ -87,9 +87,9 @@ impl Request for Renew<'_> {
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<Self::Reply>> {
         let (now_us, values) = array_reply(reply, nonce)?;
-        let mut answers = Vec::with_capacity(self.0.len());
+        let mut results = Vec::with_capacity(self.0.len());
         for value in values {
-            answers.push(match value {
+            results.push(match value {
                 Value::Int(1) => RenewReply::Renewed,
                 // A key of another type is not a lock, so the lock is gone.
                 Value::Int(0 | -1) => RenewReply::Gone,
@@ -99,7 +99,7 @@ impl Request for Renew<'_> {
                 _ => return None,
             });
         }
-        (answers.len() == self.0.len()).then_some((answers, Some(now_us)))
+        (results.len() == self.0.len()).then_some((results, Some(now_us)))
     }
 }
 
@@ -136,12 +136,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn renew_reply_needs_one_answer_per_lock() {
+    fn renew_reply_needs_one_result_per_lock() {
         let key = LockKey::new("", "a").unwrap();
         let renewals = [renewal(&key); 2];
         let text = |line: &str| Value::BulkString(line.as_bytes().to_vec());
-        let decode = |nonce, answers: Vec<Value>| {
-            let reply = Value::Array([vec![text("1 3")], answers].concat());
+        let decode = |nonce, results: Vec<Value>| {
+            let reply = Value::Array([vec![text("1 3")], results].concat());
             Renew(&renewals).decode(nonce, reply)
         };
         assert_eq!(

@@ -8,12 +8,12 @@
 --       {'group size', 'left member', ...} if a group has the lock, with the time left in ms; first
 --       those that expire first
 local GROUPS = {['distlock:read'] = true, ['distlock:permits'] = true}
-local function is_error(answer)
-  return type(answer) == 'table' and answer.err
-    and not string.find(answer.err, 'WRONGTYPE', 1, true)
+local function is_error(result)
+  return type(result) == 'table' and result.err
+    and not string.find(result.err, 'WRONGTYPE', 1, true)
 end
 
--- A former master may answer for a while after its replica was promoted. So this tries to write,
+-- A former master may reply for a while after its replica was promoted. So this tries to write,
 -- without an effect, because no queue has this entry. Other errors than that of a replica mean
 -- nothing here.
 local written = KEYS[2] and redis.pcall('LREM', KEYS[2], 0, 'no entry')
@@ -30,15 +30,15 @@ local function describe_group(group, key)
   local now = t[1] * 1000 + math.floor(t[2] / 1000)
   local alive = '(' .. string.format('%.0f', now)
   local size = redis.pcall('ZCOUNT', key, alive, '+inf')
-  local answer = {group .. ' ' .. (type(size) == 'number' and size or 0)}
+  local result = {group .. ' ' .. (type(size) == 'number' and size or 0)}
   local found = redis.pcall('ZRANGEBYSCORE', key, alive, '+inf', 'WITHSCORES', 'LIMIT', 0,
     math.min(members_each, members_left))
-  if found.err then return answer end
+  if found.err then return result end
   members_left = members_left - #found / 2
   for at = 1, #found, 2 do
-    answer[#answer + 1] = string.format('%.0f', found[at + 1] - now) .. ' ' .. found[at]
+    result[#result + 1] = string.format('%.0f', found[at + 1] - now) .. ' ' .. found[at]
   end
-  return answer
+  return result
 end
 
 for i = 1, #KEYS, 4 do
@@ -55,17 +55,17 @@ for i = 1, #KEYS, 4 do
     local token = redis.pcall('GET', KEYS[i + 2])
     if is_error(token) then return token end
     token = type(token) == 'string' and string.match(token, '^%d+$') or '0'
-    local answer = {redis.call('PTTL', KEYS[i]) .. ' ' .. token .. ' ' .. waiters .. ' '
+    local result = {redis.call('PTTL', KEYS[i]) .. ' ' .. token .. ' ' .. waiters .. ' '
       .. string.sub(holder, 1, 512)}
     local listed = math.min(waiters, each, left)
     if listed > 0 then
       left = left - listed
       for _, entry in ipairs(redis.call('LRANGE', KEYS[i + 1], 0, listed - 1)) do
-        answer[#answer + 1] = string.sub(entry, 1, 1024)
+        result[#result + 1] = string.sub(entry, 1, 1024)
       end
     end
-    if GROUPS[holder] then answer[#answer + 1] = describe_group(holder, KEYS[i + 3]) end
-    reply[#reply + 1] = answer
+    if GROUPS[holder] then result[#result + 1] = describe_group(holder, KEYS[i + 3]) end
+    reply[#reply + 1] = result
   end
 end
 return reply

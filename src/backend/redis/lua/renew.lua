@@ -35,18 +35,18 @@ for i = 3, #ARGV - 1, 2 do
   local lock = KEYS[at]
   at = at + (n and 2 or 1)
   local holder = redis.pcall('GET', lock)
-  local answer
+  local result
   if not n and holder == id then
     if is_late or sign == 45 then
       ttl = math.max(redis.call('PTTL', lock), math.abs(ttl))
     end
-    answer = redis.call('PEXPIRE', lock, ttl)
+    result = redis.call('PEXPIRE', lock, ttl)
   elseif not holder then
     -- A replica may lack the lock. This write has no effect, and is an error there.
-    answer = redis.call('DEL', lock)
+    result = redis.call('DEL', lock)
   elseif type(holder) == 'table' then
     if not string.find(holder.err, 'WRONGTYPE', 1, true) then return holder end
-    answer = -1
+    result = -1
   elseif n and (holder == 'distlock:read' or holder == 'distlock:permits') then
     local key, now = KEYS[at - 1], t[1] * 1000 + math.floor(t[2] / 1000)
     local expires = now + 1 + math.abs(ttl)
@@ -54,7 +54,7 @@ for i = 3, #ARGV - 1, 2 do
     -- is out of memory.
     local pruned = redis.pcall('ZREMRANGEBYSCORE', key, '-inf', now)
     if type(pruned) ~= 'table' then
-      answer = 1
+      result = 1
       for first = 1, tonumber(n), MEMBERS_MAX do
         local members, scores, missing = {}, {}, false
         for j = first, math.min(first + MEMBERS_MAX - 1, n) do
@@ -64,7 +64,7 @@ for i = 3, #ARGV - 1, 2 do
           missing = missing or not score
           scores[2 * j - 1], scores[2 * j] = math.max(expires, tonumber(score or 0)), members[j]
         end
-        if missing then answer = 0 else redis.call('ZADD', key, unpack(scores)) end
+        if missing then result = 0 else redis.call('ZADD', key, unpack(scores)) end
       end
       local last = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
       if last and tonumber(last) <= expires then
@@ -72,7 +72,7 @@ for i = 3, #ARGV - 1, 2 do
         redis.call('PEXPIREAT', key, last)
       end
     elseif string.find(pruned.err, 'WRONGTYPE', 1, true) then
-      answer = -1
+      result = -1
     else
       return pruned
     end
@@ -82,15 +82,15 @@ for i = 3, #ARGV - 1, 2 do
     if type(written) == 'table' and string.find(written.err, 'READONLY', 1, true) then
       return written
     end
-    answer = string.sub(holder, 1, 512)
+    result = string.sub(holder, 1, 512)
   end
   -- A token key of another type is not ours, and its owner may want it to have no expiry.
   if token_ttl then
-    if answer == 1 and type(redis.pcall('GET', KEYS[at])) == 'string' then
+    if result == 1 and type(redis.pcall('GET', KEYS[at])) == 'string' then
       redis.call('PEXPIRE', KEYS[at], token_ttl)
     end
     at = at + 1
   end
-  reply[#reply + 1] = answer
+  reply[#reply + 1] = result
 end
 return reply

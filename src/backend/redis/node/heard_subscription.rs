@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::sys::clock::Moment;
 
-/// How long a request's answer holds. A hot lock then asks rarely.
+/// How long what a reply says about this holds. A hot lock then asks rarely.
 const KNOWN_FOR: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
 //! `Sentinels`: where the master is, according to Redis Sentinel.
 //!
 //! All sentinels are asked, because right after a failover only the one that led it knows the new
-//! master. The answer with the highest configuration epoch counts, and never one with a lower epoch
-//! than was seen before. While no sentinel answers, the last known master is used.
+//! master. The reply with the highest configuration epoch counts, and never one with a lower epoch
+//! than was seen before. While no sentinel replies, the last known master is used.
 
 mod examine;
 
@@ -37,11 +37,11 @@ use crate::{
     },
 };
 
-/// Maximum time for one question to one sentinel, including connecting.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum time that a new connection waits for further sentinels after the first has answered.
-const FURTHER_ANSWERS_TIMEOUT: Duration = Duration::from_millis(100);
-/// Interval of the questions while nothing connects. A former master that was frozen replies again
+/// Maximum time for one request to one sentinel, including connecting.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum time that a new connection waits for further sentinels after the first has replied.
+const FURTHER_REPLIES_TIMEOUT: Duration = Duration::from_millis(100);
+/// Interval of the requests while nothing connects. A former master that was frozen replies again
 /// until a sentinel demotes it.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -70,20 +70,20 @@ struct Watched {
     sentinel: Sentinel,
     /// A thread is asking it.
     is_asked: AtomicBool,
-    /// Stays open between two questions.
+    /// Stays open between two requests.
     link: Mutex<Option<FramedSocket>>,
 }
 
 #[derive(Default)]
 struct Known {
     master: Option<Master>,
-    /// Last answer of each sentinel, and when it arrived.
-    answers: Vec<Option<(Moment, Result<Master, Failure>)>>,
-    /// Notified of each answer.
+    /// Last reply of each sentinel, and when it arrived.
+    replies: Vec<Option<(Moment, Result<Master, Failure>)>>,
+    /// Notified of each reply.
     waiting: Vec<Sender<()>>,
 }
 
-/// What a sentinel says about the master.
+/// What a sentinel reports about the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Master {
     config_epoch: u64,
@@ -130,7 +130,7 @@ impl Failure {
 
 impl Sentinels {
     pub(super) fn new(service: String, sentinels: Vec<Sentinel>) -> Sentinels {
-        let known = Known { answers: vec![None; sentinels.len()], ..Known::default() };
+        let known = Known { replies: vec![None; sentinels.len()], ..Known::default() };
         Sentinels(Arc::new(Shared {
             service,
             sentinels: sentinels.into_iter().map(Watched::new).collect(),
@@ -152,20 +152,20 @@ impl Discovery for Sentinels {
         let began = clock::now();
         // The other half is left to connect to the master.
         let left = deadline.duration_since(began) / 2;
-        let answer_by = began.saturating_add(left.min(ANSWER_TIMEOUT));
-        let (sender, answered) = bounded(1);
+        let reply_by = began.saturating_add(left.min(REPLY_TIMEOUT));
+        let (sender, replied) = bounded(1);
         shared.known.lock().waiting.push(sender);
         shared.ask_all();
         loop {
-            let until = shared.known.lock().wait_until(began, answer_by);
+            let until = shared.known.lock().wait_until(began, reply_by);
             let left = until.duration_since(clock::now());
             if left.is_zero() {
                 break;
             }
             // A timeout ends the wait too.
-            let _ = answered.recv_timeout(left);
+            let _ = replied.recv_timeout(left);
         }
-        drop(answered);
+        drop(replied);
         let known = shared.known.lock();
         match &known.master {
             Some(master) => Ok(master.addresses.clone()),
@@ -197,32 +197,32 @@ impl Discovery for Sentinels {
 }
 
 impl Known {
-    /// Time until which a connection that began to wait at `began` waits for more answers.
-    fn wait_until(&self, began: Moment, answer_by: Moment) -> Moment {
-        let mut until = answer_by;
-        let mut all_have_answered = true;
-        for answer in &self.answers {
-            match answer {
-                Some((at, answer)) if *at >= began => {
-                    if answer.is_ok() {
-                        until = until.min(at.saturating_add(FURTHER_ANSWERS_TIMEOUT));
+    /// Time until which a connection that began to wait at `began` waits for more replies.
+    fn wait_until(&self, began: Moment, reply_by: Moment) -> Moment {
+        let mut until = reply_by;
+        let mut all_have_replied = true;
+        for reply in &self.replies {
+            match reply {
+                Some((at, reply)) if *at >= began => {
+                    if reply.is_ok() {
+                        until = until.min(at.saturating_add(FURTHER_REPLIES_TIMEOUT));
                     }
                 }
-                _ => all_have_answered = false,
+                _ => all_have_replied = false,
             }
         }
-        if all_have_answered { began } else { until }
+        if all_have_replied { began } else { until }
     }
 
-    /// Records an answer. If the master has moved, returns from where to where.
-    fn learn(&mut self, index: usize, answer: Result<Master, Failure>) -> Option<(String, String)> {
-        if let Some(last) = self.answers.get_mut(index) {
-            *last = Some((clock::now(), answer));
+    /// Records a reply. If the master has moved, returns from where to where.
+    fn learn(&mut self, index: usize, reply: Result<Master, Failure>) -> Option<(String, String)> {
+        if let Some(last) = self.replies.get_mut(index) {
+            *last = Some((clock::now(), reply));
         }
         self.waiting
             .retain(|waiting| !matches!(waiting.try_send(()), Err(TrySendError::Disconnected(()))));
-        let answers = self.answers.iter().flatten().filter_map(|(_, answer)| answer.as_ref().ok());
-        let master = choose(answers.collect(), self.master.as_ref())?.clone();
+        let replies = self.replies.iter().flatten().filter_map(|(_, reply)| reply.as_ref().ok());
+        let master = choose(replies.collect(), self.master.as_ref())?.clone();
         let former = self.master.replace(master.clone())?;
         (!former.is_same(&master)).then_some((former.label, master.label))
     }
@@ -237,9 +237,9 @@ impl Shared {
             }
             let shared = self.clone();
             let ask = move || {
-                let answer = shared.sentinels[index].ask(&shared.service);
+                let reply = shared.sentinels[index].ask(&shared.service);
                 shared.sentinels[index].is_asked.store(false, Ordering::Release);
-                shared.learn(index, answer);
+                shared.learn(index, reply);
             };
             if let Err(error) = threads::spawn("distlock-sentinel", ask) {
                 watched.is_asked.store(false, Ordering::Release);
@@ -248,8 +248,8 @@ impl Shared {
         }
     }
 
-    fn learn(&self, index: usize, answer: Result<Master, Failure>) {
-        let moved = self.known.lock().learn(index, answer);
+    fn learn(&self, index: usize, reply: Result<Master, Failure>) {
+        let moved = self.known.lock().learn(index, reply);
         if let Some((former, master)) = moved {
             self.takeovers.fetch_add(1, Ordering::AcqRel);
             log_safely!(info, "{} has moved from {former} to {master}", self.service);
@@ -257,25 +257,25 @@ impl Shared {
     }
 
     fn no_master(&self, known: &Known) -> NodeError {
-        let failures = known.answers.iter().zip(&self.sentinels).map(|(answer, watched)| {
-            let reason = match answer {
+        let failures = known.replies.iter().zip(&self.sentinels).map(|(reply, watched)| {
+            let reason = match reply {
                 Some((_, Err(failure))) => &failure.reason,
-                _ => "no answer in time",
+                _ => "no reply in time",
             };
             format!("{}: {reason}", watched.sentinel.label)
         });
         let failures = failures.collect::<Vec<_>>().join("; ");
         let text = format!("no sentinel names the master of \"{}\": {failures}", self.service);
         let all = |is_like: fn(FailureKind) -> bool| {
-            let mut answers = known.answers.iter();
-            answers.all(|answer| matches!(answer, Some((_, Err(failure))) if is_like(failure.kind)))
+            let mut replies = known.replies.iter();
+            replies.all(|reply| matches!(reply, Some((_, Err(failure))) if is_like(failure.kind)))
         };
         let kind = if all(|kind| kind == FailureKind::Tls) {
             NodeErrorKind::Tls(text)
         } else if all(|kind| kind != FailureKind::Passing) {
             NodeErrorKind::Ineligible(text)
         } else {
-            let is_silent = known.answers.iter().any(Option::is_none);
+            let is_silent = known.replies.iter().any(Option::is_none);
             let kind = if is_silent { io::ErrorKind::TimedOut } else { io::ErrorKind::Other };
             NodeErrorKind::Io(Arc::new(io::Error::new(kind, text)))
         };
@@ -284,19 +284,19 @@ impl Shared {
 }
 
 impl Master {
-    /// Whether two answers name the same server. Of one name, the addresses may come in any order,
+    /// Whether two replies name the same server. Of one name, the addresses may come in any order,
     /// and not always all of them.
     fn is_same(&self, other: &Master) -> bool {
         self.addresses.iter().any(|address| other.addresses.contains(address))
     }
 }
 
-/// The newest of these answers, unless the current master is newer. Among answers of one epoch,
+/// The newest of these replies, unless the current master is newer. Among replies of one epoch,
 /// most sentinels decide.
-fn choose<'a>(answers: Vec<&'a Master>, current: Option<&'a Master>) -> Option<&'a Master> {
-    let votes = |master: &Master| answers.iter().filter(|other| other.is_same(master)).count();
+fn choose<'a>(replies: Vec<&'a Master>, current: Option<&'a Master>) -> Option<&'a Master> {
+    let votes = |master: &Master| replies.iter().filter(|other| other.is_same(master)).count();
     let is_current = |master: &Master| current.is_some_and(|current| current.is_same(master));
-    let newest = answers
+    let newest = replies
         .iter()
         .copied()
         .max_by_key(|master| (master.config_epoch, votes(master), is_current(master)));
@@ -314,17 +314,17 @@ impl Watched {
     }
 
     fn ask(&self, service: &str) -> Result<Master, Failure> {
-        let deadline = clock::now().saturating_add(ANSWER_TIMEOUT);
+        let deadline = clock::now().saturating_add(REPLY_TIMEOUT);
         let kept = self.link.lock().take();
         if let Some(mut link) = kept
             && matches!(link.transport.has_input(), Ok(false))
-            && let Ok(master) = self.question(&mut link, service, deadline)
+            && let Ok(master) = self.ask_over(&mut link, service, deadline)
         {
             *self.link.lock() = Some(link);
             return Ok(master);
         }
         let mut link = self.connect(deadline)?;
-        let master = self.question(&mut link, service, deadline)?;
+        let master = self.ask_over(&mut link, service, deadline)?;
         *self.link.lock() = Some(link);
         Ok(master)
     }
@@ -346,7 +346,7 @@ impl Watched {
         Ok(link)
     }
 
-    fn question(
+    fn ask_over(
         &self,
         link: &mut FramedSocket,
         service: &str,

@@ -136,10 +136,10 @@ impl Subscriber {
                 };
             }
             None if now.duration_since(self.last_message_at) >= PING_INTERVAL => {
-                let answer_by = now.saturating_add(self.timeout);
-                self.send(&[b"PING"], answer_by)?;
+                let reply_by = now.saturating_add(self.timeout);
+                self.send(&[b"PING"], reply_by)?;
                 self.pinged_at = Some(now);
-                until = until.min(answer_by);
+                until = until.min(reply_by);
             }
             _ => until = until.min(self.check_at()),
         }

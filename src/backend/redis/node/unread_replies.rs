@@ -95,9 +95,9 @@ mod tests {
         thread,
     };
 
-    /// A connection to a server that refuses INFO, replies to TIME, and then with `answer` to every
+    /// A connection to a server that refuses INFO, replies to TIME, and then with `reply` to every
     /// request.
-    fn connected(answer: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
+    fn connected(reply: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
@@ -108,7 +108,7 @@ mod tests {
             stream.write_all(&refusals).unwrap();
             stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
             while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0)
-                && stream.write_all(answer).is_ok()
+                && stream.write_all(reply).is_ok()
             {}
         });
         let url = format!("unix://{}", path.display());
@@ -185,8 +185,8 @@ mod tests {
     /// Fault: N110
     #[test]
     fn late_reply_goes_to_its_reader() {
-        let read_late = |answer| {
-            let (mut connection, server) = connected(answer);
+        let read_late = |reply| {
+            let (mut connection, server) = connected(reply);
             let (sender, receiver) = crossbeam_channel::unbounded();
             for number in [None, Some(1), None, Some(2)] {
                 connection.send(Moment::NEVER, |out| write_command(out, &[b"PING"])).unwrap();

@@ -8,7 +8,7 @@ use crate::{
         redlock::Response,
     },
     core::{
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::{NodeSet, Verdict},
     },
     sys::clock::{self, Moment},

@@ -20,7 +20,7 @@ use crate::{
     core::{
         claim::Residue,
         lease::Lease,
-        node_answer::Vote,
+        node_reply::Vote,
         quorum::NodeSet,
         validity::{EXPIRY_SLACK, deadline_from_sent},
     },

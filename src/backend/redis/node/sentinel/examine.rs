@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use redis::Value;
 
 use super::{
-    ANSWER_TIMEOUT, Failure, FramedSocket, Sentinel, Sentinels, Watched, address_in, of_host, text,
+    Failure, FramedSocket, REPLY_TIMEOUT, Sentinel, Sentinels, Watched, address_in, of_host, text,
 };
 use crate::{
     backend::{discovery::host_label, transport::Security},
@@ -66,19 +66,19 @@ pub struct SentinelReplica {
 }
 
 /// Asks the sentinels of the URL, then those that they name, one after the other. Each takes at
-/// most [`ANSWER_TIMEOUT`]. `security` has no name of a server.
+/// most [`REPLY_TIMEOUT`]. `security` has no name of a server.
 pub(crate) fn examine(sentinels: &Sentinels, security: Option<&Security>) -> Vec<SentinelInfo> {
     let Sentinels(shared) = sentinels;
     let (mut found, mut ids, mut named) = (Vec::new(), HashSet::new(), Vec::new());
     for watched in &shared.sentinels {
-        let answer = watched.examine(&shared.service);
+        let reply = watched.examine(&shared.service);
         found.push(SentinelInfo {
             sentinel: watched.sentinel.label.clone(),
             is_in_url: true,
-            view: answer.map(|answer| {
-                ids.insert(answer.id);
-                named.extend(answer.named);
-                answer.view
+            view: reply.map(|reply| {
+                ids.insert(reply.id);
+                named.extend(reply.named);
+                reply.view
             }),
         });
     }
@@ -99,7 +99,7 @@ pub(crate) fn examine(sentinels: &Sentinels, security: Option<&Security>) -> Vec
         };
         let watched = Watched::new(sentinel);
         found.push(SentinelInfo {
-            view: watched.examine(&shared.service).map(|answer| answer.view),
+            view: watched.examine(&shared.service).map(|reply| reply.view),
             sentinel: watched.sentinel.label,
             is_in_url: false,
         });
@@ -107,8 +107,8 @@ pub(crate) fn examine(sentinels: &Sentinels, security: Option<&Security>) -> Vec
     found
 }
 
-/// A sentinel's answer.
-struct Answer {
+/// A sentinel's reply.
+struct Reply {
     /// Identifier of the sentinel.
     id: String,
     view: SentinelView,
@@ -124,8 +124,8 @@ struct Named {
 }
 
 impl Watched {
-    fn examine(&self, service: &str) -> Result<Answer, String> {
-        let deadline = clock::now().saturating_add(ANSWER_TIMEOUT);
+    fn examine(&self, service: &str) -> Result<Reply, String> {
+        let deadline = clock::now().saturating_add(REPLY_TIMEOUT);
         let reason = |failure: Failure| failure.reason;
         let mut link: FramedSocket = self.connect(deadline).map_err(reason)?;
         let commands: [&[&str]; 6] = [
@@ -167,7 +167,7 @@ impl Watched {
             host: row.text("ip"),
             port: u16::try_from(row.number("port")).unwrap_or_default(),
         });
-        Ok(Answer { id: text(&id).unwrap_or_default(), named: named.collect(), view })
+        Ok(Reply { id: text(&id).unwrap_or_default(), named: named.collect(), view })
     }
 }
 

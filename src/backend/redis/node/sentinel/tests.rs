@@ -7,7 +7,7 @@ fn master(config_epoch: u64, port: u16) -> Master {
 }
 
 #[test]
-fn newest_answer_decides_and_never_an_older_one() {
+fn newest_reply_decides_and_never_an_older_one() {
     let (old, new) = (master(3, 1), master(4, 2));
     assert_eq!(choose(vec![&old, &new, &old], None), Some(&new));
     assert_eq!(choose(vec![&old, &new, &old], Some(&old)), Some(&new));
@@ -32,9 +32,9 @@ fn other_order_of_addresses_is_no_other_master() {
         let addresses = [&one.addresses[..], &other.addresses[..]].concat();
         Master { addresses, ..first.clone() }
     };
-    let mut known = Known { answers: vec![None], ..Known::default() };
-    for answer in [both(&first, &second), both(&second, &first), second.clone()] {
-        assert_eq!(known.learn(0, Ok(answer)), None);
+    let mut known = Known { replies: vec![None], ..Known::default() };
+    for reply in [both(&first, &second), both(&second, &first), second.clone()] {
+        assert_eq!(known.learn(0, Ok(reply)), None);
     }
     assert!(known.learn(0, Ok(master(5, 3))).is_some());
 }
@@ -42,19 +42,19 @@ fn other_order_of_addresses_is_no_other_master() {
 #[test]
 fn connection_waits_briefly_for_further_sentinels() {
     let at = |ms: u64| Moment::from_nanos(ms * 1_000_000);
-    let wait = |answers: &[Option<(u64, bool)>]| {
-        let answer =
+    let wait = |replies: &[Option<(u64, bool)>]| {
+        let reply =
             |is_ok: bool| is_ok.then(|| master(1, 1)).ok_or_else(|| Failure::passing("refused"));
-        let answers = answers.iter().map(|one| one.map(|(ms, ok)| (at(ms), answer(ok))));
-        let known = Known { answers: answers.collect(), ..Known::default() };
+        let replies = replies.iter().map(|one| one.map(|(ms, ok)| (at(ms), reply(ok))));
+        let known = Known { replies: replies.collect(), ..Known::default() };
         known.wait_until(at(1_000), at(2_000))
     };
     assert_eq!(wait(&[None, None]), at(2_000));
-    assert_eq!(wait(&[Some((900, true)), None]), at(2_000), "an answer to an older question");
+    assert_eq!(wait(&[Some((900, true)), None]), at(2_000), "a reply to an older request");
     assert_eq!(wait(&[Some((1_200, false)), None]), at(2_000));
     assert_eq!(wait(&[Some((1_200, true)), None]), at(1_300));
     assert_eq!(wait(&[Some((1_950, true)), None]), at(2_000));
-    assert_eq!(wait(&[Some((1_200, true)), Some((1_250, false))]), at(1_000), "all answered");
+    assert_eq!(wait(&[Some((1_200, true)), Some((1_250, false))]), at(1_000), "all replied");
 }
 
 #[test]

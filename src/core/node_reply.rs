@@ -1,4 +1,4 @@
-//! `NodeAnswer`: what one of several nodes replied.
+//! `NodeReply`: what one of several nodes replied.
 
 use std::{fmt, sync::Arc};
 
@@ -17,7 +17,7 @@ pub enum Vote {
 /// The reply of one node, for people and for programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct NodeAnswer {
+pub struct NodeReply {
     /// The address of the node, as shown in errors.
     pub node: Arc<str>,
     /// How the reply counts.
@@ -26,28 +26,28 @@ pub struct NodeAnswer {
     pub message: String,
 }
 
-impl NodeAnswer {
-    pub(crate) fn new(node: &Arc<str>, vote: Vote, says: impl Into<String>) -> NodeAnswer {
-        NodeAnswer { node: node.clone(), vote, message: says.into() }
+impl NodeReply {
+    pub(crate) fn new(node: &Arc<str>, vote: Vote, says: impl Into<String>) -> NodeReply {
+        NodeReply { node: node.clone(), vote, message: says.into() }
     }
 }
 
-impl fmt::Display for NodeAnswer {
+impl fmt::Display for NodeReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.node, self.message)
     }
 }
 
 /// The replies of all nodes, separated by semicolons.
-pub(crate) struct AnswerList<'a>(pub(crate) &'a [NodeAnswer]);
+pub(crate) struct ReplyList<'a>(pub(crate) &'a [NodeReply]);
 
-impl fmt::Display for AnswerList<'_> {
+impl fmt::Display for ReplyList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, answer) in self.0.iter().enumerate() {
+        for (index, reply) in self.0.iter().enumerate() {
             if index > 0 {
                 f.write_str("; ")?;
             }
-            answer.fmt(f)?;
+            reply.fmt(f)?;
         }
         Ok(())
     }
