@@ -30,6 +30,14 @@ pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
         .iter()
         .any(|text| message.contains(text))
     {
+        // Every server knows TIME; a sentinel and some proxies do not.
+        if message.to_ascii_uppercase().contains("TIME") {
+            return Some(
+                "this looks like a sentinel or a proxy: for a sentinel, write \
+                 redis+sentinel://host:port/master with the name of the master; behind a proxy, \
+                 connect to the server itself",
+            );
+        }
         return Some(
             "use Redis 6.2 or newer, or any Valkey, and do not rename the commands listed in the \
              README",
@@ -75,6 +83,14 @@ mod tests {
             let advice = advice("READONLY", mysql).unwrap();
             assert!(advice.contains("turn read_only off"), "{advice}");
         }
+    }
+
+    #[test]
+    fn server_without_time_is_a_sentinel_or_a_proxy() {
+        let sentinel = advice("ERR", "unknown command 'TIME', with args beginning with: ").unwrap();
+        assert!(sentinel.contains("redis+sentinel://"), "{sentinel}");
+        let old = advice("ERR", "unknown command `LPOS`, with args beginning with: ").unwrap();
+        assert!(old.contains("Redis 6.2"), "{old}");
     }
 
     #[test]

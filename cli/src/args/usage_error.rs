@@ -57,7 +57,8 @@ fn with_variable_name(mut error: clap::Error, words: &[OsString]) -> clap::Error
 }
 
 /// Clap suggests to put `--` before a word that begins with a hyphen. That is wrong for the value
-/// of an option, and for `run` and `adopt`, where a command follows the `--`.
+/// of an option, for a long option that does not exist, and for `run` and `adopt`, where a command
+/// follows the `--`.
 fn without_value_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     let Some(ContextValue::StyledStrs(tips)) = error.get(ContextKind::Suggested) else {
         return error;
@@ -65,7 +66,11 @@ fn without_value_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error 
     let is_value_tip = |tip: &StyledStr| tip.to_string().contains("as a value, use ");
     let runs_command = words.iter().any(|word| word == "run" || word == "adopt");
     let option = option_before(&error, words);
-    if !tips.iter().any(is_value_tip) || !(runs_command || option.is_some()) {
+    let is_long = matches!(
+        error.get(ContextKind::InvalidArg),
+        Some(ContextValue::String(invalid)) if invalid.starts_with("--")
+    );
+    if !tips.iter().any(is_value_tip) || !(runs_command || is_long || option.is_some()) {
         return error;
     }
     let mut tips: Vec<StyledStr> = tips.iter().filter(|tip| !is_value_tip(tip)).cloned().collect();
@@ -235,6 +240,7 @@ mod tests {
             ("distlock lock -w -5s a", "value of -w, write -w=VALUE", "use '-- "),
             ("distlock run -x -- ls", "unexpected argument '-x'", "tip:"),
             ("distlock run a --verbos -- ls", "a similar argument exists: '--verbose'", "use '-- "),
+            ("distlock lock a --max-hold 3", "unexpected argument '--max-hold'", "tip:"),
             ("distlock show -x", "use '-- -x'", "VALUE"),
         ] {
             let message = error(line);

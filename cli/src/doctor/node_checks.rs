@@ -94,7 +94,11 @@ fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) ->
         }
         // A Sentinel does not know the TIME command.
         "ERR" if message.to_lowercase().contains("unknown command") => finding("kind")
-            .advice("this looks like a Sentinel or a proxy; connect to the server behind it"),
+            .advice(
+            "this looks like a sentinel or a proxy: for a sentinel, write \
+             redis+sentinel://host:port/master with the name of the master; behind a proxy, connect \
+             to the server itself",
+        ),
         _ => finding("login").advice("fix what the server reports"),
     }
 }

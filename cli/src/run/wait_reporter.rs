@@ -115,9 +115,12 @@ struct OutageReporter;
 impl HandleEvent for OutageReporter {
     fn retrying(&self, event: &RetryingEvent<'_>) {
         let (lock, why) = (format::quote(event.lock()), event.why());
-        let left = format::duration(event.gives_up_in());
+        let tries = match event.gives_up_in() {
+            Duration::ZERO => "once more".into(),
+            left => format!("for another {}", format::duration(left)),
+        };
         output::print_message(&format!(
-            "could not acquire lock {lock} at {} yet, and will try for another {left}: {why}",
+            "could not acquire lock {lock} at {} yet, and will try {tries}: {why}",
             event.server()
         ));
     }

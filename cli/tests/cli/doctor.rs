@@ -277,7 +277,7 @@ fn cluster_mode_and_sentinel_are_problems() {
     let report = report_at(&sentinel.url());
     report
         .says("kind", "problem", "unknown command")
-        .advises("kind", "Sentinel")
+        .advises("kind", "redis+sentinel://")
         .problems(&["kind"]);
 }
 
