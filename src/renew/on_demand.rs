@@ -49,17 +49,16 @@ impl AskedRenewals {
         self.asked.retain(|asked| asked.number != number);
     }
 
-    /// Reports the outcome of a renewal that began at `began`. Returns whether a holder waits for a
-    /// later one.
+    /// Reports the outcome of a renewal that began at `began`. A holder that asked later waits for
+    /// the next one.
     pub(super) fn on_outcome(
         &mut self,
         generation: Generation,
         began: Moment,
         outcome: Result<(), BackendError>,
-    ) -> bool {
+    ) {
         let applies = |asked: &Asked| asked.generation == generation && asked.since <= began;
         self.fill(applies, &Some(outcome));
-        self.asked.iter().any(|asked| asked.generation == generation)
     }
 
     /// Reports the end of each lease that has ended.
@@ -125,10 +124,10 @@ mod tests {
         for outcome in [Ok(()), Err(timed_out)] {
             let [early, late] = [10, 20].map(|since| ask(&mut asked, &one, at(since)));
             let of_other = ask(&mut asked, &other, at(10));
-            assert!(asked.on_outcome(one.0, at(15), outcome.clone()), "one waits for a later one");
+            asked.on_outcome(one.0, at(15), outcome.clone());
             assert!(told(&early).is_some_and(|told| told.is_some()));
             assert!(told(&late).is_none() && told(&of_other).is_none());
-            assert!(!asked.on_outcome(one.0, at(25), outcome));
+            asked.on_outcome(one.0, at(25), outcome);
             assert!(told(&late).is_some());
             asked.on_outcome(other.0, at(25), Ok(()));
         }

@@ -40,15 +40,14 @@ pub(crate) struct RenewalPlan {
 struct Entry {
     lease: Arc<Lease>,
     renew: bool,
-    /// Time of the next renewal. `NEVER` while a renewal is in flight, and for leases that are not
-    /// renewed.
+    /// Time of the next renewal. `NEVER` for leases that are not renewed, and while a renewal is in
+    /// flight, unless another one is asked for meanwhile.
     renew_at: Moment,
     /// The next renewal confirms the grant, whose lease is no longer than the claim window.
     provisional: bool,
-    /// A renewal was sent.
-    was_renewed: bool,
+    renewal_was_sent: bool,
     /// A renewal was sent and is not confirmed.
-    is_tried: bool,
+    renewal_is_unconfirmed: bool,
     hold_until: Moment,
     /// Key of this entry in `Schedule::ends`: when the lease ends, or a renewal that was tried
     /// becomes overdue.
@@ -102,8 +101,8 @@ impl Schedule {
             renew,
             renew_at: Moment::NEVER,
             provisional,
-            was_renewed: false,
-            is_tried: false,
+            renewal_was_sent: false,
+            renewal_is_unconfirmed: false,
             hold_until,
             end_at,
             overdue_at,
@@ -131,7 +130,7 @@ impl Schedule {
         hold_until: Moment,
     ) -> Option<Arc<Lease>> {
         let entry = self.entries.get_mut(&generation)?;
-        if entry.was_renewed {
+        if entry.renewal_was_sent {
             return None;
         }
         let former = std::mem::replace(&mut entry.lease, next);
@@ -188,7 +187,7 @@ impl Schedule {
             .filter_map(|generation| {
                 self.schedule_renewal(generation, Moment::NEVER);
                 let entry = self.entries.get_mut(&generation)?;
-                (entry.was_renewed, entry.is_tried) = (true, true);
+                (entry.renewal_was_sent, entry.renewal_is_unconfirmed) = (true, true);
                 let lease = entry.lease.clone();
                 self.reschedule_end(generation);
                 Some((generation, lease))
@@ -209,7 +208,7 @@ impl Schedule {
             } else if now >= entry.lease.deadline() {
                 LockLost::Expired
             } else {
-                if entry.is_tried && now >= entry.overdue_at {
+                if entry.renewal_is_unconfirmed && now >= entry.overdue_at {
                     overdue.push(entry.lease.clone());
                     entry.overdue_at = Moment::NEVER;
                 }
@@ -247,8 +246,8 @@ impl Schedule {
             true => (next, midpoint(sent, deadline)),
             false => (Moment::NEVER, Moment::NEVER),
         };
-        (entry.is_tried, entry.overdue_at) = (false, overdue_at);
-        self.schedule_renewal(generation, next);
+        (entry.renewal_is_unconfirmed, entry.overdue_at) = (false, overdue_at);
+        self.schedule_next(generation, next);
         self.reschedule_end(generation);
         confirms_grant
     }
@@ -259,7 +258,7 @@ impl Schedule {
         if let Some(entry) = self.entries.get(&generation) {
             let delay = (entry.lease.deadline().duration_since(now) / 4)
                 .clamp(RETRY_DELAY_MIN, RETRY_DELAY_MAX);
-            self.schedule_renewal(generation, now.saturating_add(delay));
+            self.schedule_next(generation, now.saturating_add(delay));
             self.reschedule_end(generation);
         }
     }
@@ -284,6 +283,14 @@ impl Schedule {
         }
     }
 
+    /// Schedules the renewal that follows one that has ended. While that was in flight, an earlier
+    /// one may have been asked for.
+    fn schedule_next(&mut self, generation: Generation, at: Moment) {
+        if let Some(entry) = self.entries.get(&generation) {
+            self.schedule_renewal(generation, at.min(entry.renew_at));
+        }
+    }
+
     /// Schedules a renewal of the leases of these claims.
     pub(crate) fn renew_soon(&mut self, ids: &[Box<str>], now: Moment) {
         let ids: HashSet<&str> = ids.iter().map(|id| &**id).collect();
@@ -300,7 +307,7 @@ impl Schedule {
         if let Some(entry) = self.entries.get_mut(&generation) {
             self.ends.remove(&(entry.end_at, generation));
             entry.end_at = entry.lease.deadline().min(entry.hold_until);
-            if entry.is_tried {
+            if entry.renewal_is_unconfirmed {
                 entry.end_at = entry.end_at.min(entry.overdue_at);
             }
             self.ends.insert((entry.end_at, generation));

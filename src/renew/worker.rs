@@ -222,9 +222,7 @@ impl Worker {
                     let confirms_grant = state.schedule.on_renewed(generation, sent);
                     // The request may have been sent later than it was built, with a ttl that the
                     // holder has changed meanwhile.
-                    if state.asked.on_outcome(generation, began.min(sent), Ok(())) {
-                        state.schedule.schedule_renewal(generation, now);
-                    }
+                    state.asked.on_outcome(generation, began.min(sent), Ok(()));
                     drop(state);
                     let (claim, took) = (&lease.claim, now.duration_since(sent));
                     let (lock, id) = (claim.key.name(), &claim.id);
@@ -239,9 +237,7 @@ impl Worker {
                 state.schedule.on_failed(generation, now);
                 let timed_out = NodeError::outcome_unknown(NodeErrorKind::TimedOut);
                 let failure = failure.cloned().unwrap_or(BackendError::Node(timed_out));
-                if state.asked.on_outcome(generation, began, Err(failure)) {
-                    state.schedule.schedule_renewal(generation, now);
-                }
+                state.asked.on_outcome(generation, began, Err(failure));
                 false
             }
             Renewal::Lost { why, leaves_residue } => {

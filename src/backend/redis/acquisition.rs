@@ -59,8 +59,6 @@ pub(crate) struct RedisAcquisition<'a, S> {
     server: S,
     operation_timeout: Duration,
     request: AcquireRequest<'a>,
-    /// We have tried to join the queue.
-    queue_requested: bool,
     /// Our entry may be in the queue.
     may_be_queued: bool,
     /// The server may know our id, as the holder or in the queue.
@@ -82,7 +80,6 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
             server,
             operation_timeout,
             request,
-            queue_requested: false,
             may_be_queued: false,
             may_hold: false,
             broken_until: clock::now(),
@@ -95,7 +92,7 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
         match asking {
             Asking::Last if self.may_be_queued => AcquireMode::Leave,
             Asking::Last | Asking::Try => AcquireMode::Try,
-            Asking::Queue if self.queue_requested => AcquireMode::Poll,
+            Asking::Queue if self.may_be_queued => AcquireMode::Poll,
             Asking::Queue if is_mutex && is_subscribed && self.is_heard() => {
                 AcquireMode::EnqueueHeard
             }
@@ -114,7 +111,6 @@ impl<'a, S: ClaimServer> RedisAcquisition<'a, S> {
         let deadline = clock::now().saturating_add(timeout).min(self.request.call_deadline);
         let checks_subscription = matches!(mode, AcquireMode::Enqueue | AcquireMode::Poll);
         let queues = checks_subscription || mode == AcquireMode::EnqueueHeard;
-        self.queue_requested |= queues;
         let queue_entry =
             if mode == AcquireMode::Try { String::new() } else { self.request.queue_entry() };
         let request = Acquire {
@@ -273,6 +269,8 @@ mod tests {
     struct Moved {
         heard: HeardSubscription,
         modes: RefCell<Vec<AcquireMode>>,
+        /// The first request cannot be sent.
+        is_away_at_first: bool,
     }
 
     impl ClaimServer for &Moved {
@@ -285,10 +283,13 @@ mod tests {
                 self.heard.on_connection_opened();
             }
             self.modes.borrow_mut().push(request.mode);
+            if self.is_away_at_first && self.modes.borrow().len() == 1 {
+                return Err(NodeError::not_applied(NodeErrorKind::TimedOut));
+            }
             let reply = AcquireReply::Queued {
                 holder: Holder::from_report(b"other", 1_000, 0, 0, 1),
                 position: 0,
-                newly_queued: self.modes.borrow().len() == 1,
+                newly_queued: request.mode != AcquireMode::Poll,
                 no_subscriber: request.mode == AcquireMode::Poll,
             };
             Ok(Exchange { sent: clock::now(), server_us: Some(1), reply })
@@ -303,23 +304,19 @@ mod tests {
         }
     }
 
-    /// The new connection may lead to another server, which does not have the subscription.
-    ///
-    /// Fault: N32
-    /// Promise: P4
-    #[test]
-    fn waiter_asks_again_over_a_new_connection() {
-        let server = Moved::default();
-        server.heard.record(clock::now(), server.heard.connections_opened(), true);
-        let claim = Claim {
+    fn claim() -> Claim {
+        Claim {
             key: LockKey::new("lock:", "x").unwrap(),
             id: generate_lock_id(),
             ttl: Duration::from_secs(9),
             kind: LockKind::Mutex,
             token: 0,
-        };
+        }
+    }
+
+    fn acquisition<'a>(server: &'a Moved, claim: &'a Claim) -> RedisAcquisition<'a, &'a Moved> {
         let request = AcquireRequest {
-            claim: &claim,
+            claim,
             channel: "distlock:client:x",
             claim_window: Duration::from_secs(1),
             repair_ttl_ms: 0,
@@ -328,7 +325,32 @@ mod tests {
             cancel: None,
             places: None,
         };
-        let mut acquisition = RedisAcquisition::on(&server, Duration::from_secs(1), request);
+        RedisAcquisition::on(server, Duration::from_secs(1), request)
+    }
+
+    #[test]
+    fn request_that_was_not_sent_is_no_lost_queue_entry() {
+        let server = Moved { is_away_at_first: true, ..Moved::default() };
+        let claim = claim();
+        let mut acquisition = acquisition(&server, &claim);
+        let answers = [0, 1].map(|_| acquisition.ask(Asking::Queue, Some(PLACE)));
+        assert_eq!(*server.modes.borrow(), [AcquireMode::Enqueue; 2]);
+        let [Answer::Failed(_), Answer::Contended(Contention { next, .. })] = answers else {
+            panic!("the second request is sent")
+        };
+        assert!(matches!(next, NextStep::AwaitGrant(report) if !report.was_lost));
+    }
+
+    /// The new connection may lead to another server, which does not have the subscription.
+    ///
+    /// Fault: N32
+    /// Promise: P4
+    #[test]
+    fn waiter_asks_again_over_a_new_connection() {
+        let server = Moved::default();
+        server.heard.record(clock::now(), server.heard.connections_opened(), true);
+        let claim = claim();
+        let mut acquisition = acquisition(&server, &claim);
         let answer = acquisition.ask(Asking::Queue, Some(PLACE));
         assert_eq!(*server.modes.borrow(), [AcquireMode::EnqueueHeard, AcquireMode::Poll]);
         let Answer::Contended(Contention { next: NextStep::AwaitGrant(report), .. }) = answer

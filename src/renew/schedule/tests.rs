@@ -313,6 +313,31 @@ fn lease_that_was_renewed_is_not_replaced() {
     assert!(schedule.replace(generation, next, Moment::NEVER).is_none());
 }
 
+/// Fault: N274
+/// Promise: P2
+#[test]
+fn renewal_asked_for_during_another_follows_it_at_once() {
+    let mut schedule = Schedule::default();
+    let held = lease(3_000, 2_900);
+    let generation = schedule.insert(held.clone(), plan(), at(0));
+    let ids = [held.claim.id.as_str().into()];
+    for is_confirmed in [true, false] {
+        let renew_at = schedule.earliest_renewal();
+        assert_eq!(generations(schedule.take_due(renew_at)), [generation]);
+        let now = renew_at.saturating_add(Duration::from_millis(5));
+        schedule.renew_soon(&ids, now);
+        if is_confirmed {
+            schedule.on_renewed(generation, renew_at);
+        } else {
+            schedule.on_failed(generation, now);
+        }
+        assert_eq!(schedule.earliest_renewal(), now);
+        assert_eq!(generations(schedule.take_due(now)), [generation]);
+        schedule.on_renewed(generation, now);
+        assert!(schedule.earliest_renewal() > now, "it is asked for once only");
+    }
+}
+
 #[test]
 fn overdue_once_after_half_the_validity() {
     let mut schedule = Schedule::default();

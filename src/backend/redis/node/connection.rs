@@ -20,7 +20,7 @@ fn error_at(failure: NodeError, server: &str) -> NodeError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::backend::redis::node) mod tests;
 mod user_commands;
 
 use std::{fmt, io, mem, sync::Arc, time::Duration};

@@ -229,6 +229,8 @@ impl RedisNode {
         self.heard_subscription.on_connection_opened();
         // The connection may lead to another server, with another clock.
         *self.clock_sample.lock() = Some(clock_sample);
+        // Without INFO, it counts as the current server.
+        connection.set_server_epoch(self.server_epoch.load(Ordering::Acquire));
         server_info.map_or(Ok(()), |info| self.check_server(connection, &info))
     }
 
@@ -378,5 +380,29 @@ impl InFlightRequest {
     ) -> Option<Exchange<C::Reply>> {
         let (reply, server_us) = request.decode(self.nonce, reply)?;
         Some(Exchange { sent: self.sent, server_us, reply })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::redis::node::connection::tests::server_without_info;
+
+    /// A server that has been replaced permitted `INFO`, and its successor does not.
+    ///
+    /// Fault: N275
+    #[test]
+    fn connection_without_info_counts_as_one_to_the_current_server() {
+        let (url, server) = server_without_info(b"+OK\r\n");
+        let endpoint = Arc::new(Endpoint::parse(&url).unwrap());
+        let observer = Observer::start(Vec::new(), endpoint.label.clone(), 1, false).unwrap();
+        let minute = Duration::from_secs(60);
+        let node = RedisNode::new(endpoint, minute, Duration::ZERO, Duration::ZERO, observer);
+        node.server_epoch.store(1, Ordering::Release);
+        let mut connection = node.reserved_connection();
+        node.connect(&mut connection, clock::now().saturating_add(minute)).unwrap();
+        assert!(!node.is_replaced(&connection));
+        drop(connection);
+        server.join().unwrap();
     }
 }

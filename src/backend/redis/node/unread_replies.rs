@@ -82,36 +82,20 @@ mod tests {
             redis::{
                 Endpoint,
                 fields::write_command,
-                node::{connection::Connection, framed_socket::FramedSocket},
+                node::{
+                    connection::{Connection, tests::server_without_info},
+                    framed_socket::FramedSocket,
+                },
             },
             transport::{pair, poll_readable},
         },
         sys::clock,
     };
-    use std::{
-        io::{Read as _, Write as _},
-        os::unix::net::UnixListener,
-        sync::Arc,
-        thread,
-    };
+    use std::{sync::Arc, thread::JoinHandle};
 
-    /// A connection to a server that refuses INFO, replies to TIME, and then with `reply` to every
-    /// request.
-    fn connected(reply: &'static [u8]) -> (Connection, thread::JoinHandle<()>) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let listener = UnixListener::bind(&path).unwrap();
-        let server = thread::spawn(move || {
-            let mut stream = listener.accept().unwrap().0;
-            let _ = stream.read(&mut [0; 1024]).unwrap();
-            let refusals = b"-NOPERM no\r\n".repeat(2);
-            stream.write_all(&refusals).unwrap();
-            stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
-            while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0)
-                && stream.write_all(reply).is_ok()
-            {}
-        });
-        let url = format!("unix://{}", path.display());
+    /// A connection to a server that replies with `reply` to every request.
+    fn connected(reply: &'static [u8]) -> (Connection, JoinHandle<()>) {
+        let (url, server) = server_without_info(reply);
         let endpoint = Arc::new(Endpoint::parse(&url).unwrap());
         let mut connection = Connection::unconnected(endpoint, TEST_TIMEOUT, Duration::ZERO, false);
         connection.connect(deadline()).unwrap();

@@ -1,6 +1,33 @@
 use super::*;
 use crate::backend::{address::Address, discovery::Discovery};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    io::{Read as _, Write as _},
+    os::unix::net::UnixListener,
+    sync::atomic::{AtomicU64, Ordering},
+    thread::{self, JoinHandle},
+};
+
+/// A server for one connection. It refuses `INFO`, replies to `TIME`, and then with `reply` to
+/// every request. Returns its URL, and its thread, which ends with the connection.
+pub(in crate::backend::redis::node) fn server_without_info(
+    reply: &'static [u8],
+) -> (String, JoinHandle<()>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = thread::spawn(move || {
+        let _folder = folder;
+        let mut stream = listener.accept().unwrap().0;
+        let _ = stream.read(&mut [0; 1024]).unwrap();
+        let refusals = b"-NOPERM no\r\n".repeat(2);
+        stream.write_all(&refusals).unwrap();
+        stream.write_all(b"*2\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
+        while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0)
+            && stream.write_all(reply).is_ok()
+        {}
+    });
+    (format!("unix://{}", path.display()), server)
+}
 
 fn unconnected(url: &str) -> Connection {
     let endpoint = Arc::new(Endpoint::parse(url).unwrap());
