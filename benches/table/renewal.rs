@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) const ROLE: &str = "holder";
 
-const RENEWER: [&str; 2] = ["distlock-renewer", "distlock-renew-io"];
+const RENEWER: [&str; 2] = ["distlock-timer", "distlock-renewer"];
 /// Threads that acquire the locks.
 const ACQUIRERS: usize = 4;
 /// Batch size of the raw commands: what a client without the library could reasonably use.

@@ -7,17 +7,17 @@
 //! Invariant: while the queue has entries, its thread runs, or could not be started by the last
 //! addition. An ending thread checks the queue under the mutex under which it reports its end.
 
+mod background_releases;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod queue;
-mod unconfirmed_releases;
 mod worker;
 
 use std::{iter, sync::Arc, time::Duration};
 
 use self::{
+    background_releases::BackgroundReleases,
     queue::{Cleanup, CleanupQueue},
-    unconfirmed_releases::UnconfirmedReleases,
     worker::Worker,
 };
 use crate::{
@@ -39,7 +39,7 @@ use crate::{
 pub(crate) struct Cleaner {
     backend: Arc<dyn Backend>,
     shared: Arc<Shared>,
-    unconfirmed: UnconfirmedReleases,
+    in_background: BackgroundReleases,
 }
 
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ struct State {
 
 impl Cleaner {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Cleaner {
-        Cleaner { backend, shared: Arc::default(), unconfirmed: UnconfirmedReleases::default() }
+        Cleaner { backend, shared: Arc::default(), in_background: BackgroundReleases::default() }
     }
 
     /// Schedules the clean-up of what a claim may have left. Returns the residue if the manager has
@@ -84,19 +84,19 @@ impl Cleaner {
     pub(crate) fn release_later(&self, lease: &Arc<Lease>) -> Result<(), Residue> {
         let now = clock::now();
         // Before it can be confirmed.
-        self.unconfirmed.add(lease);
+        self.in_background.add(lease);
         let residue = self.backend.lease_residue(lease);
         self.add(now, residue, |queue, residue| queue.add_release(lease, residue, now))
     }
 
     /// The leases of this lock whose release in the background is not confirmed.
     pub(crate) fn pending_releases(&self, lock: &str) -> Vec<Arc<Lease>> {
-        self.unconfirmed.of_lock(lock)
+        self.in_background.of_lock(lock)
     }
 
     /// This release has been completed. Over several nodes, a minority may still miss it.
     pub(crate) fn on_completed(&self, lease: &Arc<Lease>) {
-        self.unconfirmed.remove(lease);
+        self.in_background.remove(lease);
     }
 
     /// Schedules the clean-up of what a request for this lease may have left, unless the lease is

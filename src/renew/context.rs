@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Shared, report_loss};
+use super::{report_loss, sleep_until_due::Shared};
 use crate::{
     backend::Backend,
     cleanup::Cleaner,

@@ -10,7 +10,7 @@ use crate::{
         error::NodeError,
         redis::{
             ClaimServer, Exchange, Purpose, RedisAcquisition, Yielding,
-            requests_and_replies::{Acquire, AcquireReply},
+            requests::{Acquire, AcquireReply},
         },
     },
     core::{

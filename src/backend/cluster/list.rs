@@ -9,8 +9,8 @@ use crate::{
         error::{BackendError, NodeError},
         redis::{
             ExchangeLimits, OneServerForEachLock, exchange_all,
-            list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
+            requests::list::{DescribeLocks, Scan, key_pattern},
         },
     },
     core::key::LockKey,

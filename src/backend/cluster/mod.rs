@@ -31,7 +31,7 @@ use crate::{
         error::{BackendError, NodeError},
         redis::{
             Endpoint, Exchange, OneServerForEachLock, Purpose, RedisSettings, Request, Yielding,
-            exchange_over_pool, requests_and_replies::Ping,
+            exchange_over_pool, requests::Ping,
         },
     },
     core::{

@@ -16,7 +16,7 @@ use crate::{
         redis::{
             Connection, Exchange, ExchangeLimits, exchange_all,
             renewals::{conclude, connect_by, renewal_request, renewal_timeout},
-            requests_and_replies::{InCluster, Renew, Renewal},
+            requests::{InCluster, Renew, Renewal},
         },
     },
     core::lease::Lease,

@@ -24,7 +24,7 @@ use crate::{
         error::NodeError,
         redis::{
             Connection, ConnectionPool, Endpoint, Exchange, RedisNode, RedisSettings, Replicas,
-            Request, exchange, requests_and_replies::InCluster,
+            Request, exchange, requests::InCluster,
         },
     },
     observe::Observer,

@@ -10,10 +10,10 @@ use crate::{
         error::{BackendError, NodeError},
         redis::{
             ClaimServer, Exchange, OneServerForEachLock, Purpose, RedisAcquisition, Request,
-            list_requests::{DescribeLocks, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, Listing},
             renewals::{RENEWAL_REQUESTS_MAX, renew_on_one_server, renewal_timeout},
-            requests_and_replies::{Acquire, AcquireReply, Ping},
+            requests::list::{DescribeLocks, Scan, key_pattern},
+            requests::{Acquire, AcquireReply, Ping},
         },
     },
     core::{

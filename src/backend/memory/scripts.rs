@@ -25,11 +25,11 @@ use self::{
 use super::store::{Access, Bytes, CommandError, StoreResult};
 use crate::{
     backend::redis::{
-        kinds::{
-            acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, mutex, release::KEEP,
-            renew::RENEW,
+        requests::{
+            acquire_all::ACQUIRE_ALL, adopt::ADOPT, group as group_kind, list, mutex,
+            release::KEEP, renew::RENEW,
         },
-        list_requests, script,
+        script,
     },
     core::kind::is_group,
 };
@@ -76,7 +76,7 @@ impl Script {
             Script::Acquire => &mutex::ACQUIRE,
             Script::Release => &mutex::RELEASE,
             Script::Renew => &RENEW,
-            Script::Describe => &list_requests::DESCRIBE,
+            Script::Describe => &list::DESCRIBE,
             Script::AcquireGroup => &group_kind::ACQUIRE,
             Script::ReleaseGroup => &group_kind::RELEASE,
             Script::Keep => &KEEP,

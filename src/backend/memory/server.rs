@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backend::redis::{
         Decoded, Exchange, NodeError, NodeErrorKind, Request, ScriptRef,
-        requests_and_replies::{Release, ReleaseReply},
+        requests::{Release, ReleaseReply},
     },
     core::{
         clock_sample::ClockSample,

@@ -2,7 +2,7 @@
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
-    requests_and_replies::{AcquireAll, AcquireAllReply},
+    requests::{AcquireAll, AcquireAllReply},
 };
 use crate::{
     backend::{AllOutcome, AllRequest, AllResult, error::BackendError},

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Exchange, HeardSubscription, NodeError, NodeErrorKind,
-    requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+    requests::{Acquire, AcquireMode, AcquireReply},
     yielding::Yielding,
 };
 use crate::{

@@ -2,7 +2,7 @@
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
-    requests_and_replies::{Adopt, AdoptReply},
+    requests::{Adopt, AdoptReply},
 };
 use crate::{
     backend::{AdoptReport, Passed, error::BackendError},

@@ -9,12 +9,12 @@ use super::{
     acquisition::{ClaimServer, PLACE},
     cleanup::RedisCleaner,
     connect, exchange, exchange_all,
-    list_requests::{DescribeLocks, Scan, key_pattern},
     listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
     one_server::{OneServerForEachLock, Purpose, exchange_over_pool},
     release::{FAILOVER_PAUSE_MAX, FAILOVER_PAUSE_MIN, release_all_on_one_server},
     renewals::RedisRenewals,
-    requests_and_replies::{Acquire, AcquireReply, Ping, Release},
+    requests::list::{DescribeLocks, Scan, key_pattern},
+    requests::{Acquire, AcquireReply, Ping, Release},
     yielding::Yielding,
 };
 use crate::{

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Connection, ExchangeLimits, NodeError, RedisNode, exchange_all,
-    requests_and_replies::{InCluster, Release},
+    requests::{InCluster, Release},
 };
 use crate::{
     backend::{CleanupLimits, ResidueCleaner, error::BackendError},

@@ -2,7 +2,7 @@
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
-    requests_and_replies::{Acquire, AcquireReply},
+    requests::{Acquire, AcquireReply},
 };
 use crate::{
     backend::{Passed, error::BackendError},

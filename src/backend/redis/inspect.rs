@@ -2,7 +2,7 @@
 
 use super::{
     OneServerForEachLock,
-    list_requests::{DescribeLocks, HeldDescription},
+    requests::list::{DescribeLocks, HeldDescription},
 };
 use crate::{
     backend::{Inspection, Looks, ReportedIds, error::BackendError},

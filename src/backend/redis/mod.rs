@@ -10,8 +10,6 @@ mod downgrade;
 mod fields;
 mod grant_stream;
 mod inspect;
-pub(crate) mod kinds;
-pub(crate) mod list_requests;
 pub(crate) mod listing;
 pub(crate) mod node;
 mod one_server;
@@ -20,7 +18,7 @@ mod release;
 mod release_turns;
 pub(crate) mod renewals;
 pub(crate) mod replicas;
-pub(crate) mod requests_and_replies;
+pub(crate) mod requests;
 pub(crate) mod script;
 #[cfg(test)]
 mod test_util;

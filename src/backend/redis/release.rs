@@ -5,7 +5,7 @@ use std::{slice, time::Duration};
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose, Yielding,
-    requests_and_replies::{Release, ReleaseReply},
+    requests::{Release, ReleaseReply},
 };
 use crate::{
     backend::{ReleaseReport, Releases, error::BackendError},

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Replicas,
     exchange_all,
-    requests_and_replies::{Renew, RenewReply, Renewal as RenewalRequest},
+    requests::{Renew, RenewReply, Renewal as RenewalRequest},
 };
 use crate::{
     backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport, error::BackendError},

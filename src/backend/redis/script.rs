@@ -186,16 +186,14 @@ fn called_commands<'a>(line: &'a str, how: &'a str) -> impl Iterator<Item = &'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::{
-        kinds::{
-            acquire_all::ACQUIRE_ALL,
-            adopt::ADOPT,
-            group,
-            mutex::{ACQUIRE, RELEASE},
-            release::KEEP,
-            renew::RENEW,
-        },
-        list_requests::DESCRIBE,
+    use crate::backend::redis::requests::{
+        acquire_all::ACQUIRE_ALL,
+        adopt::ADOPT,
+        group,
+        list::DESCRIBE,
+        mutex::{ACQUIRE, RELEASE},
+        release::KEEP,
+        renew::RENEW,
     };
 
     #[test]

@@ -29,7 +29,7 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind,
-            requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+            requests::{Acquire, AcquireMode, AcquireReply},
         },
     },
     core::{

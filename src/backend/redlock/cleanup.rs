@@ -9,7 +9,7 @@ use crate::{
         error::BackendError,
         redis::{
             CHECK_INTERVAL, Exchange, NodeError, NodeErrorKind, PIPELINE_MAX, Request,
-            requests_and_replies::{Ping, Release, ReleaseReply},
+            requests::{Ping, Release, ReleaseReply},
         },
     },
     core::{

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::{
-    backend::redis::list_requests::GroupReport,
+    backend::redis::requests::list::GroupReport,
     core::{holder::Holder, kind::HeldBy},
 };
 

@@ -11,7 +11,7 @@ use crate::{
     backend::{
         Inspection, Looks, ReportedIds,
         error::BackendError,
-        redis::{Request, list_requests::DescribeLocks, requests_and_replies::Ping},
+        redis::{Request, requests::Ping, requests::list::DescribeLocks},
     },
     core::{
         holder::Holder,

@@ -11,8 +11,8 @@ use crate::{
         error::BackendError,
         redis::{
             Request,
-            list_requests::{DescribeLocks, GroupReport, HeldDescription, Scan, key_pattern},
             listing::{DESCRIBE_BATCH_MAX, LIST_TIMEOUTS_MAX, Listing, ScanProgress},
+            requests::list::{DescribeLocks, GroupReport, HeldDescription, Scan, key_pattern},
         },
     },
     core::{

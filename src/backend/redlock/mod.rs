@@ -47,7 +47,7 @@ use crate::{
         error::BackendError,
         redis::{
             ConnectionPool, Endpoint, Exchange, NodeError, NodeErrorKind, RedisGrantStream,
-            RedisNode, Request, Urgency, Voters, requests_and_replies::Ping,
+            RedisNode, Request, Urgency, Voters, requests::Ping,
         },
     },
     core::{

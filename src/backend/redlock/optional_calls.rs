@@ -7,7 +7,7 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange,
-            requests_and_replies::{Acquire, AcquireReply, Release},
+            requests::{Acquire, AcquireReply, Release},
         },
     },
     core::{

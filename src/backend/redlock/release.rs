@@ -7,7 +7,7 @@ use crate::{
         error::BackendError,
         redis::{
             Exchange, NodeError, NodeErrorKind, Urgency, release_any_kind,
-            requests_and_replies::{Release, ReleaseReply},
+            requests::{Release, ReleaseReply},
         },
     },
     core::{

@@ -2,10 +2,9 @@
 //! lock.
 //!
 //! A renewal does not wait for a node that replies long after the others, unless a lock depends on
-//! its reply: a distant node may still keep a lock that a nearby one has lost. A reply that was not
-//! awaited is credited when it is read, which is before the next request to its node. So a lock
-//! that a distant node has lost is re-acquired there before the next node loses it too.
+//! its reply: a distant node may still keep a lock that a nearby one has lost.
 
+mod credit_replies;
 mod reacquire;
 mod tally;
 
@@ -13,7 +12,10 @@ use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use self::tally::{Tally, needed_nodes};
+use self::{
+    credit_replies::{credit, late_reader, unless_own},
+    tally::{Tally, needed_nodes},
+};
 use super::{BroadcastOptions, NodeConnections, Redlock, Response, Responses};
 use crate::{
     backend::{
@@ -22,14 +24,13 @@ use crate::{
         redis::{
             Exchange, InFlightRequest, Info, LateReader, NodeError, NodeErrorKind, Request,
             renewals::{connect_by, refusal_of_one_lock, renewal_request, renewal_timeout},
-            requests_and_replies::{Renew, RenewReply},
+            requests::{Renew, RenewReply},
         },
     },
     core::{
         lease::Lease,
         node_reply::Vote,
         quorum::{NodeSet, Verdict},
-        validity::deadline_from_sent,
     },
     sys::clock::{self, Moment},
 };
@@ -72,26 +73,13 @@ impl LeaseRenewals for QuorumRenewals {
             for ((lease, tally), reply) in replies {
                 let reply = unless_own(lease, reply);
                 tally.add(node, exchange.sent, reply, votes);
-                record(lease, node, exchange.sent, reply, votes);
+                credit(lease, node, exchange.sent, reply, votes);
             }
             Vote::Yes
         };
         let late_reader = |node: usize, in_flight: InFlightRequest| -> LateReader {
-            let leases: Vec<_> = leases.iter().copied().cloned().collect();
-            let (redlock, missing) = (redlock.clone(), missing.clone());
-            Box::new(move |reply| {
-                let renewals: Vec<_> =
-                    leases.iter().map(|lease| renewal_request(lease, now)).collect();
-                let Some(late) = in_flight.decode(&Renew(&renewals), reply) else { return };
-                let votes = redlock.votes_at(node, late.sent);
-                for (lease, reply) in leases.iter().zip(&late.reply) {
-                    let reply = unless_own(lease, reply);
-                    record(lease, node, late.sent, reply, votes);
-                    if *reply == RenewReply::Gone {
-                        let _ = missing.send((lease.clone(), NodeSet::single(node)));
-                    }
-                }
-            })
+            let leases = leases.iter().copied().cloned().collect();
+            late_reader(redlock.clone(), leases, missing.clone(), now, node, in_flight)
         };
         let unresponsive = self.unresponsive;
         let needed = |silent: NodeSet| {
@@ -257,34 +245,6 @@ impl QuorumRenewals {
 fn is_ended_by(until: Moment, lease: &Lease) -> bool {
     let now = clock::now();
     until <= now && now < lease.deadline()
-}
-
-/// A node that has missed the downgrade of a writer still reports it as the holder: the reader is
-/// missing there.
-fn unless_own<'a>(lease: &Lease, reply: &'a RenewReply) -> &'a RenewReply {
-    match reply {
-        RenewReply::HeldByOther(id) if id == lease.claim.id.as_str() => &RenewReply::Gone,
-        reply => reply,
-    }
-}
-
-/// Records what a node that was asked at `sent` replied about a lock. `votes` says whether its
-/// confirmation counts. If a quorum has confirmed the lock, that counts at once: the lease must not
-/// end while the reply of a node that other locks need is awaited.
-fn record(lease: &Lease, node: usize, sent: Moment, reply: &RenewReply, votes: bool) {
-    let mut deadlines = lease.node_deadlines.lock();
-    match reply {
-        RenewReply::Renewed if votes => {
-            deadlines.confirm(node, deadline_from_sent(sent, lease.claim.ttl));
-            let valid_until = deadlines.valid_until();
-            drop(deadlines);
-            if let Some(until) = valid_until {
-                lease.extend_deadline(until, clock::now());
-            }
-        }
-        RenewReply::Renewed => {}
-        RenewReply::Gone | RenewReply::HeldByOther(_) => deadlines.revoke(node),
-    }
 }
 
 impl Redlock {

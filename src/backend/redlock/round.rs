@@ -8,7 +8,7 @@ use super::{
 use crate::{
     backend::{
         error::BackendError,
-        redis::{Exchange, requests_and_replies::AcquireReply},
+        redis::{Exchange, requests::AcquireReply},
     },
     core::{
         holder::Holder,

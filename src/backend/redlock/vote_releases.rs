@@ -11,7 +11,7 @@ use crate::{
         AcquireRequest,
         redis::{
             Exchange,
-            requests_and_replies::{Release, ReleaseReply},
+            requests::{Release, ReleaseReply},
         },
     },
     core::{ack::Ack, node_reply::Vote, quorum::NodeSet, validity::EXPIRY_SLACK},

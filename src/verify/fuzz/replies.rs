@@ -13,10 +13,9 @@ use crate::{
     backend::{
         Inspection,
         redis::{
-            INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader,
-            list_requests::{DescribeLocks, HeldDescription, Scan},
-            parse_grant, parse_time,
-            requests_and_replies::{
+            INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader, parse_grant, parse_time,
+            requests::list::{DescribeLocks, HeldDescription, Scan},
+            requests::{
                 Acquire, AcquireMode, AcquireReply, Ping, Release, ReleaseReply, Renew, RenewReply,
                 Renewal,
             },

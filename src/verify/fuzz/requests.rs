@@ -7,7 +7,7 @@ use super::{corpus, fuzz};
 use crate::{
     backend::redis::{
         Request, ScriptRef,
-        requests_and_replies::{Acquire, AcquireMode, Release},
+        requests::{Acquire, AcquireMode, Release},
     },
     core::{key::LockKey, kind::LockKind},
 };

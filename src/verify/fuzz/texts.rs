@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{corpus, fuzz};
 use crate::{
-    backend::redis::{Endpoint, list_requests::key_pattern},
+    backend::redis::{Endpoint, requests::list::key_pattern},
     config::Config,
     core::{
         id::{LockId, Parts},

@@ -7,7 +7,7 @@ use super::queue_position::QueuePosition;
 use crate::{
     backend::{
         AcquireRequest, NextStep, QueuePlace, QueueReport,
-        redis::requests_and_replies::{AcquireMode, AcquireReply},
+        redis::requests::{AcquireMode, AcquireReply},
         redlock::{footprint::Footprint, round::Round, round_pauses::vote_backoff},
     },
     sys::clock::Moment,

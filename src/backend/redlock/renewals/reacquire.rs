@@ -14,7 +14,7 @@ use super::QuorumRenewals;
 use crate::{
     backend::{
         LeaseResidue, RenewalLimits,
-        redis::requests_and_replies::{Acquire, AcquireMode, AcquireReply},
+        redis::requests::{Acquire, AcquireMode, AcquireReply},
         redlock::{BroadcastOptions, Response},
     },
     core::{

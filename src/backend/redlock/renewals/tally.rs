@@ -1,7 +1,7 @@
 //! What the replies to a renewal say about one lock, and which replies are still needed. Pure.
 
 use crate::{
-    backend::redis::requests_and_replies::RenewReply,
+    backend::redis::requests::RenewReply,
     core::{
         holder::Holder,
         lock_lost::LockLost,

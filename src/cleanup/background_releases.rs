@@ -1,4 +1,4 @@
-//! `UnconfirmedReleases`: the releases that nobody waits for, until they are confirmed. The next
+//! `BackgroundReleases`: the releases that nobody waits for, until they are confirmed. The next
 //! call of the manager for the same lock repeats them first; otherwise it could find its own lock
 //! held.
 
@@ -20,7 +20,7 @@ use crate::{
 const PURGE_MIN: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct UnconfirmedReleases {
+pub(super) struct BackgroundReleases {
     /// There may be one. Most managers never have any, and then need no mutex.
     may_have_any: AtomicBool,
     state: Mutex<State>,
@@ -33,7 +33,7 @@ struct State {
     purge_at: usize,
 }
 
-impl UnconfirmedReleases {
+impl BackgroundReleases {
     pub(super) fn add(&self, lease: &Arc<Lease>) {
         let mut state = self.state.lock();
         if state.by_lock.len() >= state.purge_at {

@@ -4,7 +4,7 @@ use redis::Value;
 
 use crate::{
     backend::redis::{
-        kinds::{
+        requests::{
             acquire::{Acquire, AcquireMode},
             release::{Release, ReleaseReply},
         },

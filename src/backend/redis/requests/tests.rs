@@ -4,12 +4,16 @@ use proptest::prelude::*;
 use redis::Value;
 
 use super::{
+    InCluster, Ping,
     acquire::{Acquire, AcquireMode, AcquireReply},
     release::{Release, ReleaseReply},
     renew::{Renew, tests::renewal},
 };
 use crate::{
-    backend::redis::{script::Request, test_util::script_arguments},
+    backend::redis::{
+        script::{Request, ScriptRef},
+        test_util::{request_words, script_arguments},
+    },
     core::{holder::Holder, key::LockKey, kind::LockKind},
 };
 
@@ -225,4 +229,30 @@ proptest! {
         release_of(&key).decode(9, value.clone());
         Renew(&renewals).decode(9, value);
     }
+}
+
+#[test]
+fn request_in_cluster_may_ask_and_may_use_sharded_channels() {
+    let key = LockKey::new("lock:", "a").unwrap().in_cluster().unwrap();
+    let release = Release::new(LockKind::Mutex, &key, b"me");
+    let text = |is_sharded, is_asking| {
+        let mut out = Vec::new();
+        let request = InCluster { request: &release, is_sharded, is_asking };
+        request.encode(ScriptRef::SOURCE, 1, 2, &mut out);
+        String::from_utf8(out).unwrap()
+    };
+    let plain = text(false, false);
+    assert_eq!(text(false, true), ["*1\r\n$6\r\nASKING\r\n", &plain].concat());
+    assert!(plain.contains("'PUBLISH'") && plain.contains("'NUMSUB'"));
+    let sharded = text(true, false);
+    assert!(sharded.contains("'SPUBLISH'") && sharded.contains("'SHARDNUMSUB'"));
+    assert!(!sharded.contains("'PUBLISH'") && !sharded.contains("'NUMSUB'"));
+}
+
+#[test]
+fn ping_is_a_command_without_a_script() {
+    assert_eq!(request_words(&Ping, ScriptRef::HASH), ["PING"]);
+    assert!(Ping.script().is_none());
+    assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(((), None)));
+    assert_eq!(Ping.decode(9, Value::Okay), None);
 }

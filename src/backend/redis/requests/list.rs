@@ -4,14 +4,17 @@ use std::slice;
 
 use redis::Value;
 
-use super::{
-    fields::{
-        Fields, array_reply, parse_lua_integer, text_reply, write_bulk, write_command, write_number,
-    },
-    script::{Decoded, Request, Script, ScriptRef, script, write_version},
-};
 use crate::{
-    backend::Inspection,
+    backend::{
+        Inspection,
+        redis::{
+            fields::{
+                Fields, array_reply, parse_lua_integer, text_reply, write_bulk, write_command,
+                write_number,
+            },
+            script::{Decoded, Request, Script, ScriptRef, script, write_version},
+        },
+    },
     core::{
         holder::Holder,
         key::LockKey,

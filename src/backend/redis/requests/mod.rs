@@ -1,15 +1,28 @@
-//! The requests to a server: those of each kind of lock, and those of none. Pure.
+//! The requests to a server, and their replies. `mutex.rs` and `group.rs` have the scripts of each
+//! kind of lock; `lua/` has the parts that scripts of several kinds share. Pure.
+
+pub(crate) mod acquire;
+pub(crate) mod acquire_all;
+pub(crate) mod adopt;
+pub(crate) mod group;
+pub(crate) mod list;
+pub(crate) mod mutex;
+pub(crate) mod release;
+pub(crate) mod renew;
+
+#[cfg(test)]
+mod tests;
 
 use redis::Value;
 
-pub(crate) use super::kinds::{
+pub(crate) use self::{
     acquire::{Acquire, AcquireMode, AcquireReply},
     acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},
     release::{Release, ReleaseReply},
     renew::{Renew, RenewReply, Renewal},
 };
-use super::{
+use crate::backend::redis::{
     fields::write_command,
     script::{Decoded, Request, Script, ScriptRef},
 };
@@ -60,40 +73,5 @@ impl<C: Request> Request for InCluster<'_, C> {
 
     fn decode(&self, nonce: u64, reply: Value) -> Option<Decoded<C::Reply>> {
         self.request.decode(nonce, reply)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        backend::redis::test_util::request_words,
-        core::{key::LockKey, kind::LockKind},
-    };
-
-    #[test]
-    fn request_in_cluster_may_ask_and_may_use_sharded_channels() {
-        let key = LockKey::new("lock:", "a").unwrap().in_cluster().unwrap();
-        let release = Release::new(LockKind::Mutex, &key, b"me");
-        let text = |is_sharded, is_asking| {
-            let mut out = Vec::new();
-            let request = InCluster { request: &release, is_sharded, is_asking };
-            request.encode(ScriptRef::SOURCE, 1, 2, &mut out);
-            String::from_utf8(out).unwrap()
-        };
-        let plain = text(false, false);
-        assert_eq!(text(false, true), ["*1\r\n$6\r\nASKING\r\n", &plain].concat());
-        assert!(plain.contains("'PUBLISH'") && plain.contains("'NUMSUB'"));
-        let sharded = text(true, false);
-        assert!(sharded.contains("'SPUBLISH'") && sharded.contains("'SHARDNUMSUB'"));
-        assert!(!sharded.contains("'PUBLISH'") && !sharded.contains("'NUMSUB'"));
-    }
-
-    #[test]
-    fn ping_is_a_command_without_a_script() {
-        assert_eq!(request_words(&Ping, ScriptRef::HASH), ["PING"]);
-        assert!(Ping.script().is_none());
-        assert_eq!(Ping.decode(9, Value::SimpleString("PONG".into())), Some(((), None)));
-        assert_eq!(Ping.decode(9, Value::Okay), None);
     }
 }
