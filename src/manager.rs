@@ -166,10 +166,6 @@ impl Manager {
             .map_or(timeout, |at| at.saturating_add(timeout).duration_since(clock::now()))
     }
 
-    fn operation_deadline(&self) -> Moment {
-        clock::now().saturating_add(self.backend.operation_timeout())
-    }
-
     pub(crate) fn key(&self, name: &str) -> Result<LockKey> {
         Ok(self.backend.adapt_key(LockKey::new(&self.config.settings.prefix, name)?)?)
     }
@@ -222,7 +218,7 @@ impl Manager {
 
     pub(crate) fn connection(&self) -> Result<PooledConnections> {
         let connections = match &self.pool {
-            Some(pool) => pool.lend(self.operation_deadline()),
+            Some(pool) => pool.lend(self.backend.operation_deadline()),
             None => Err(NodeError::not_applied(NodeErrorKind::Ineligible(
                 self.backend.why_no_connection().to_owned(),
             ))),

@@ -121,7 +121,8 @@ impl RedisMgr {
     /// [`LockError::Unavailable`] once the server has been unreachable for a whole lease, and for
     /// at least one [operation timeout](Config::operation_timeout) (two with several nodes),
     /// counted from the first request that failed. A waiter sends one every half second to ten
-    /// seconds, depending on its place in the queue. [`LockError::Refused`] with the code
+    /// seconds, depending on its place in the queue; more often if the holder does not use this
+    /// library, or while no grant messages can arrive. [`LockError::Refused`] with the code
     /// `READONLY` once the server has been a replica for a whole lease, as after a failover if the
     /// host name does not lead to the new master. Otherwise the errors of
     /// [`lock_with`](Self::lock_with).

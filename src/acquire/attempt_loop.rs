@@ -144,7 +144,7 @@ impl<'a> Attempt<'a> {
         let own = &self.request.claim.id;
         let is_own = (holder.host(), holder.pid(), holder.tid())
             == (Some(own.host()), Some(own.pid()), Some(own.tid()));
-        // Of a semaphore, others free permits too.
+        // Other holders can free permits of a semaphore.
         let is_alone = !matches!(holder.held_by(), HeldBy::Permits { .. });
         let is_endless = self.request.wait_deadline == Moment::NEVER;
         // Inside a process, a lock passes on with its id; and its release may not be confirmed yet.

@@ -71,8 +71,8 @@ pub(crate) struct NotAcquired {
 }
 
 impl Acquirer {
-    /// Acquires the lock. Returns within the maximum wait plus one operation timeout.
-    /// The flag says whether the lock was contended.
+    /// Acquires the lock. Returns within the maximum wait plus one operation timeout. The flag says
+    /// whether the lock was contended.
     pub(crate) fn run(
         &self,
         claim: &Claim,

@@ -59,11 +59,11 @@ pub(crate) struct RenewalLimits<'a> {
     pub(crate) check: &'a mut dyn FnMut(Moment) -> Option<Moment>,
 }
 
-/// Result of one renewal request.
+/// Result of one exchange that renews leases, in one request or several.
 pub(crate) struct RenewalReport {
     /// One for each lease, in their order.
     pub(crate) renewals: Vec<Renewal>,
-    /// Why the servers did not confirm the request as a whole.
+    /// Why the servers did not confirm the requests as a whole.
     pub(crate) failure: Option<BackendError>,
     /// If they did: why too few of them confirmed some of the leases.
     pub(crate) too_few: Option<BackendError>,

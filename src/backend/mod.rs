@@ -56,6 +56,11 @@ pub(crate) trait Backend:
     /// Maximum duration of one exchange.
     fn operation_timeout(&self) -> Duration;
 
+    /// Time by which an exchange that begins now must end.
+    fn operation_deadline(&self) -> Moment {
+        clock::now().saturating_add(self.operation_timeout())
+    }
+
     /// Longest time for which a backend that works may leave a claim without a reply.
     fn longest_silence(&self) -> Duration {
         self.operation_timeout()

@@ -45,7 +45,8 @@ pub(crate) fn whole_ms(ttl: Duration) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) token: FencingToken,
-    /// No server granted the lock before. Of a lock that was passed on, when its hold began.
+    /// Earliest time at which a server can have granted the lock. Of a lock that was handed over
+    /// inside the process, the beginning of the new hold.
     pub(crate) since: Moment,
     /// Deadline of the lock on each node.
     pub(crate) node_deadlines: NodeDeadlines,

@@ -32,8 +32,8 @@ pub(crate) fn deadline_from_sent(sent: Moment, ttl: Duration) -> Moment {
 ///
 /// The grant message contains the server's time, which is mapped to the local clock through an
 /// earlier exchange with that server. A message that lay unread in a socket buffer is thus
-/// recognized as old. `now` is an upper bound, because a grant cannot come from the future: a
-/// server clock that jumps forward cannot extend the lease.
+/// recognized as old. `now` is an upper bound: if the server's clock has jumped forward, the lease
+/// counts from the time at which the message was read.
 pub(crate) fn time_of_grant(reading: &ClockSample, granted_at_us: u64, now: Moment) -> Moment {
     reading.local_lower_bound(granted_at_us).min(now)
 }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn server_clock_jump_cannot_extend_a_grant() {
+    fn grant_never_counts_from_the_future() {
         let reading = ClockSample::new(at(10_000), at(10_001), 500_000_000);
         let hour_us = 3_600_000_000;
         assert_eq!(time_of_grant(&reading, 500_000_000 + hour_us, at(10_101)), at(10_101));

@@ -59,7 +59,7 @@ impl Manager {
         let claim = Claim { key, id, ttl: *ttl, kind: *kind, token: 0 };
         let observer = &self.observer;
         observer.attempted(name, &claim.id, Some(Duration::ZERO));
-        let (began, deadline) = (clock::now(), self.operation_deadline());
+        let (began, deadline) = (clock::now(), self.backend.operation_deadline());
         let waited = || clock::now().duration_since(began);
         let AdoptReport { result, residue } =
             observer.shield(|| self.backend.adopt(former, &claim, deadline));

@@ -29,7 +29,7 @@ impl Manager {
         let (kind, ttl) = (LockKind::Read, lease.ttl());
         let claim = Claim { kind, ttl, ..lease.claim.clone() };
         let name = claim.key.name();
-        let deadline = self.operation_deadline();
+        let deadline = self.backend.operation_deadline();
         let grant = match self.observer.shield(|| self.backend.downgrade(&lease, deadline)) {
             Ok(Passed::To(grant)) => grant,
             Ok(Passed::Lost(why)) => {

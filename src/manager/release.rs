@@ -241,13 +241,13 @@ impl Manager {
     /// Releases a lock held under `id`, in this or another process.
     pub(super) fn release_unregistered(&self, key: &LockKey, id: &str) -> Result<Released> {
         let _time = self.time.enter();
-        self.release_id(key, id.as_bytes(), false, self.operation_deadline())
+        self.release_id(key, id.as_bytes(), false, self.backend.operation_deadline())
     }
 
     /// Force-releases the lock if its holder has this id.
     pub(crate) fn force_release_if(&self, key: &LockKey, id: &str) -> Result<Released> {
         let _time = self.time.enter();
-        let deadline = self.operation_deadline();
+        let deadline = self.backend.operation_deadline();
         match self.release_id(key, id.as_bytes(), false, deadline)? {
             // The holder's id is not UTF-8, and `id` is the text shown for it. Compare the bytes
             // instead.
@@ -275,7 +275,7 @@ impl Manager {
     /// released.
     pub(crate) fn force_release(&self, key: &LockKey) -> Result<bool> {
         let _time = self.time.enter();
-        let deadline = self.operation_deadline();
+        let deadline = self.backend.operation_deadline();
         // Inspecting takes at most half of the time, which leaves the rest for the release.
         let inspect_until = clock::now().saturating_add(self.operation_timeout() / 2);
         let reported = || self.backend.reported_ids(key, inspect_until);

@@ -19,7 +19,7 @@ impl Manager {
     /// overtake each other.
     pub(crate) fn renew(&self, leases: &[(&Arc<Lease>, &Registration)]) -> Result<()> {
         let _time = self.time.enter();
-        let until = self.operation_deadline();
+        let until = self.backend.operation_deadline();
         // The renewer sends them together, and one deadline applies to all.
         let asked: Vec<_> = leases.iter().map(|(lease, of)| of.ask_renewal(lease)).collect();
         let outcomes: Vec<_> = asked

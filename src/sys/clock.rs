@@ -1,4 +1,4 @@
-//! The only module that reads the clock or waits.
+//! The only module that reads the clock. Waits end by it, except those on channels and sockets.
 //!
 //! Times come from a clock that continues while the machine is suspended: `CLOCK_BOOTTIME` on Linux
 //! and Android. `std::time::Instant` stops during a suspension, and a laptop that wakes up would

@@ -1,4 +1,4 @@
-//! The only module that starts threads.
+//! The only module that starts threads. The connection pool, r2d2, has one of its own.
 
 #[cfg(feature = "testing")]
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub(crate) enum Thread {
     Simulated(u64),
 }
 
-/// Starts a thread. Its user code is called where that of its creator is.
+/// Starts a thread. If the calls of user code by the current thread are left to another one, so are
+/// those of the new thread.
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {

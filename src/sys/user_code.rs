@@ -18,8 +18,8 @@ thread_local! {
     static CALLER: RefCell<Option<Arc<dyn TakeCalls>>> = const { RefCell::new(None) };
 }
 
-/// Returns who makes the calls of the current thread; `None` if it makes them itself. So does one
-/// whose own values are being destroyed.
+/// Returns who makes the calls of the current thread; `None` if it makes them itself, as a
+/// thread does whose thread-local values are being destroyed.
 pub(crate) fn caller() -> Option<Arc<dyn TakeCalls>> {
     CALLER.try_with(|caller| caller.borrow().clone()).ok().flatten()
 }

@@ -134,7 +134,7 @@ impl GrantListener {
             self.promote_follower();
             return true;
         }
-        let deadline = clock::now().saturating_add(self.backend.operation_timeout());
+        let deadline = self.backend.operation_deadline();
         let opened = self.backend.open_stream(&self.channel, until.min(deadline)).and_then(open);
         self.on_subscribe_result(opened, until < deadline, opener)
     }

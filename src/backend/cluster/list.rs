@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ClusterBackend, cluster_node::Part};
 use crate::{
     backend::{
-        Inspection,
+        Backend as _, Inspection,
         error::{BackendError, NodeError},
         redis::{
             ExchangeLimits, OneServerForEachLock, exchange_all,

@@ -70,10 +70,6 @@ impl ClusterBackend {
         &self.router
     }
 
-    fn operation_deadline(&self) -> Moment {
-        clock::now().saturating_add(self.router.operation_timeout)
-    }
-
     /// Does the same as [`exchange`](OneServerForEachLock::exchange), and returns the node too.
     fn exchange_with_part<R: Request>(
         &self,

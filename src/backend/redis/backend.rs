@@ -70,10 +70,6 @@ impl RedisBackend {
         &self.pool
     }
 
-    fn operation_deadline(&self) -> Moment {
-        clock::now().saturating_add(self.operation_timeout)
-    }
-
     fn checkout(&self, deadline: Moment) -> Result<PooledConnections, BackendError> {
         self.pool.get_to_ask(deadline).map_err(BackendError::Node)
     }

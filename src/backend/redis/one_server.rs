@@ -2,7 +2,7 @@
 
 use super::{
     Connection, ConnectionPool, Exchange, NodeConnections, NodeError, NodeErrorKind, RedisNode,
-    Replicas, Request, Urgency, Yielding,
+    Replicas, Request, Urgency, Yielding, connect,
 };
 use crate::{
     backend::{Backend, error::BackendError},
@@ -93,8 +93,7 @@ fn ask_for_lock<R: Request>(
 ) -> Result<Exchange<R::Reply>, NodeError> {
     let quarantined = |left| NodeErrorKind::Quarantined { left, votes: false };
     if node.has_quarantine {
-        node.drop_if_replaced(connection);
-        node.connect(connection, deadline)?;
+        connect(node, connection, deadline)?;
         if let Some(left) = node.quarantine_left(clock::now()) {
             return Err(NodeError::not_applied(quarantined(left)));
         }

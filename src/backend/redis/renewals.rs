@@ -81,7 +81,7 @@ impl RedisRenewals {
 pub(crate) type RenewalResult = Result<Exchange<Vec<RenewReply>>, NodeError>;
 
 /// Renews leases on a server that decides alone, in one exchange. Each request is for at most
-/// `batch_max` leases. The server carries out none of them in its usual way after `deadline`.
+/// `batch_max` leases. After `deadline`, the server shortens no ttl any more.
 pub(crate) fn renew_on_one_server(
     leases: &[&Arc<Lease>],
     batch_max: usize,

@@ -8,17 +8,6 @@
 //! next use opens a new one.
 
 mod handshake;
-/// Adds where the server is, unless the error is about TLS, and so names it.
-fn error_at(failure: NodeError, server: &str) -> NodeError {
-    let kind = match &failure.kind {
-        NodeErrorKind::TimedOut => io::ErrorKind::TimedOut,
-        NodeErrorKind::Io(error) => error.kind(),
-        _ => return failure,
-    };
-    let text = format!("{} ({server})", failure.kind);
-    NodeError { kind: io::Error::new(kind, text).into(), ..failure }
-}
-
 #[cfg(test)]
 pub(in crate::backend::redis::node) mod tests;
 mod user_commands;
@@ -29,7 +18,6 @@ use redis::Value;
 
 pub(crate) use self::handshake::Handshake;
 use self::handshake::handshake;
-
 use super::{framed_socket::FramedSocket, unread_replies::LateReader, url::Endpoint};
 use crate::{
     backend::{
@@ -443,4 +431,15 @@ impl fmt::Debug for Connection {
 
 fn random_nonce() -> u64 {
     random_uuid().as_u64_pair().1 >> 16
+}
+
+/// Adds the server's address. Errors of TLS name it already.
+fn error_at(failure: NodeError, server: &str) -> NodeError {
+    let kind = match &failure.kind {
+        NodeErrorKind::TimedOut => io::ErrorKind::TimedOut,
+        NodeErrorKind::Io(error) => error.kind(),
+        _ => return failure,
+    };
+    let text = format!("{} ({server})", failure.kind);
+    NodeError { kind: io::Error::new(kind, text).into(), ..failure }
 }

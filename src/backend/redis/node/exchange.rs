@@ -1,4 +1,4 @@
-//! One request to one server, and its reply.
+//! Exchanges with one server: connects if necessary, sends requests, receives their replies.
 
 use std::{mem, sync::Arc, time::Duration};
 
