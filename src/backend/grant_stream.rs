@@ -24,7 +24,7 @@ pub(crate) trait GrantStream: Send + fmt::Debug {
     fn cancel_handle(&self) -> Result<CancelHandle, NodeError>;
 
     /// Returns what ends a read early from another thread, and leaves the connection open.
-    fn wake_handle(&mut self) -> Result<Wake, NodeError>;
+    fn wake_handle(&mut self) -> Result<WakeFn, NodeError>;
 
     /// Waits until `until` for an event. Returns `None` if there is none by then, or if the read
     /// was ended early.
@@ -41,7 +41,7 @@ pub(crate) enum StreamEvent {
 }
 
 /// Ends a read early, from any thread.
-pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
+pub(crate) type WakeFn = Arc<dyn Fn() + Send + Sync>;
 
 /// Closes a connection from another thread, which wakes the thread that reads from it.
 pub(crate) struct CancelHandle(Box<dyn FnOnce() + Send>);

@@ -28,7 +28,7 @@ pub(crate) use self::acquire_all::{AllOutcome, AllRequest, AllResult};
 pub(crate) use self::checkout_queue::ReservedPlaces;
 use self::error::{BackendError, NodeError};
 pub(crate) use self::feature::Feature;
-pub(crate) use self::grant_stream::{CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake};
+pub(crate) use self::grant_stream::{CancelHandle, GrantStream, QueuePlace, StreamEvent, WakeFn};
 pub(crate) use self::lease_renewals::{
     LeaseRenewals, LeaseResidue, RenewSoon, Renewal, RenewalLimits, RenewalReport,
 };

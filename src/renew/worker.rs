@@ -130,22 +130,17 @@ impl Worker {
     fn renew_batch(&mut self, due: &[Due], logged: &mut Logged) -> bool {
         let began = clock::now();
         // Skip leases that were released or ended since they fell due.
-        let mut least_left = Duration::MAX;
-        let batch: Vec<_> = {
+        let batch: Vec<(&Due, Moment)> = {
             let state = self.context.shared.state.lock();
-            let alive = |(generation, lease): &&Due| {
-                let remaining = lease.deadline().duration_since(began);
-                let alive = !remaining.is_zero() && state.schedule.contains(*generation);
-                least_left = if alive { least_left.min(remaining) } else { least_left };
-                alive
-            };
-            due.iter().filter(alive).collect()
+            let held = due.iter().filter(|(generation, _)| state.schedule.contains(*generation));
+            let with_deadline = held.map(|one| (one, one.1.deadline()));
+            with_deadline.filter(|(_, deadline)| *deadline > began).collect()
         };
-        if batch.is_empty() {
+        let Some(first_deadline) = batch.iter().map(|(_, deadline)| *deadline).min() else {
             return true;
-        }
-        let leases: Vec<_> = batch.iter().map(|(_, lease)| lease).collect();
-        let deadlines: Vec<_> = leases.iter().map(|lease| lease.deadline()).collect();
+        };
+        let least_left = first_deadline.duration_since(began);
+        let leases: Vec<_> = batch.iter().map(|((_, lease), _)| lease).collect();
         let RenewalReport { renewals, failure, too_few, refusal, timed_out } =
             self.exchange(least_left, |renewals, limits| renewals.renew(&leases, limits));
         if timed_out {
@@ -167,7 +162,7 @@ impl Worker {
                 );
             }
             let mut refused = Vec::new();
-            for ((one, renewal), deadline) in batch.into_iter().zip(renewals).zip(deadlines) {
+            for ((one, deadline), renewal) in batch.into_iter().zip(renewals) {
                 if matches!(renewal, Renewal::Unconfirmed { .. }) {
                     refused.push(one.clone());
                 } else {
@@ -182,7 +177,7 @@ impl Worker {
         let went_well = failure.is_none();
         let error = failure.or(too_few);
         let mut failed = Vec::new();
-        for ((one, renewal), deadline) in batch.into_iter().zip(renewals).zip(deadlines) {
+        for ((one, deadline), renewal) in batch.into_iter().zip(renewals) {
             if !self.apply_renewal(one, began, deadline, renewal, error.as_ref()) {
                 failed.push(&one.1);
             }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    backend::Wake as WakeRead,
+    backend::WakeFn,
     core::claim::GrantNotice,
     sys::{
         clock::{self, Moment},
@@ -67,7 +67,7 @@ struct Signals {
     closed: bool,
     cancelled: bool,
     /// Ends the thread's read of the subscription.
-    wake_read: Option<WakeRead>,
+    wake_read: Option<WakeFn>,
     /// The thread must become the leader, because no thread reads the subscription.
     promoted: bool,
     /// The thread sleeps on `wakeup`, or is about to.
@@ -269,7 +269,7 @@ impl WaitSlot {
     }
 
     /// Announces how to end a read of the subscription, or that the thread reads no more.
-    pub(crate) fn set_wake_read(&self, wake: Option<WakeRead>) {
+    pub(crate) fn set_wake_read(&self, wake: Option<WakeFn>) {
         let former = std::mem::replace(&mut self.signals.lock().wake_read, wake);
         drop(former);
     }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     backend::{
-        CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake,
+        CancelHandle, GrantStream, QueuePlace, StreamEvent, WakeFn,
         error::NodeError,
         redis::{BackgroundConnects, Connected, Subscriber, Transport, poll_readable},
     },
@@ -392,7 +392,7 @@ impl GrantStream for ClusterGrantStream {
         }))
     }
 
-    fn wake_handle(&mut self) -> Result<Wake, NodeError> {
+    fn wake_handle(&mut self) -> Result<WakeFn, NodeError> {
         let (is_woken, wake) = (self.is_woken.clone(), self.connects.wake());
         Ok(Arc::new(move || {
             is_woken.store(true, Ordering::Release);

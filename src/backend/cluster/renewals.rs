@@ -16,7 +16,7 @@ use crate::{
         redis::{
             Connection, Exchange, ExchangeLimits, exchange_all,
             renewals::{conclude, connect_by, renewal_request, renewal_timeout},
-            requests::{InCluster, Renew, Renewal},
+            requests::{InCluster, LeaseToRenew, Renew},
         },
     },
     core::lease::Lease,
@@ -60,7 +60,7 @@ impl ClusterRenewals {
             .iter()
             .map(|at| {
                 let renewal = renewal_request(leases[*at], now);
-                Renewal { refresh_token: renewal.refresh_token && with_token, ..renewal }
+                LeaseToRenew { refresh_token: renewal.refresh_token && with_token, ..renewal }
             })
             .collect();
         let renews: Vec<_> = renewals.iter().map(slice::from_ref).map(Renew).collect();

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    backend::Wake,
+    backend::WakeFn,
     core::backoff::{RETRY_PAUSE_MAX, retry_backoff},
     sys::{
         clock::{self, Moment},
@@ -26,7 +26,7 @@ struct State {
     /// A slot was added, or must be subscribed again, or the map has changed.
     is_changed: bool,
     /// Wakes the thread that reads the subscription.
-    wake: Option<Wake>,
+    wake: Option<WakeFn>,
 }
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Subscriptions {
         }
     }
 
-    pub(super) fn set_wake(&self, wake: Wake) {
+    pub(super) fn set_wake(&self, wake: WakeFn) {
         let mut state = self.0.lock();
         state.wake = Some(wake);
         state.is_changed = true;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::server::{Inbox, Server};
 use crate::{
     backend::{
-        CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake,
+        CancelHandle, GrantStream, QueuePlace, StreamEvent, WakeFn,
         error::NodeError,
         redis::{PLACE, parse_grant},
     },
@@ -50,7 +50,7 @@ impl GrantStream for MemoryGrantStream {
         Ok(CancelHandle::new(move || inbox.close()))
     }
 
-    fn wake_handle(&mut self) -> Result<Wake, NodeError> {
+    fn wake_handle(&mut self) -> Result<WakeFn, NodeError> {
         let inbox = self.inbox.clone();
         Ok(Arc::new(move || inbox.wake()))
     }

@@ -2,6 +2,7 @@
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
+    one_server::ask_twice,
     requests::{AcquireAll, AcquireAllReply},
 };
 use crate::{
@@ -14,8 +15,7 @@ use crate::{
     sys::clock,
 };
 
-/// Acquires the locks of all claims, or none. Asks once more if the reply is lost: the first
-/// request gets half of the time, so that the second has the other half.
+/// Acquires the locks of all claims, or none. Asks once more if the reply is lost.
 pub(super) fn acquire_all(
     backend: &impl OneServerForEachLock,
     request: AllRequest<'_>,
@@ -25,25 +25,17 @@ pub(super) fn acquire_all(
         return AllResult::unsupported();
     };
     let request = AcquireAll { claims, repair_ttl_ms };
-    let ask = |until| backend.exchange(key, &request, Purpose::Claim, until);
     let began = clock::now();
     let timeout = request_timeout(call_deadline.duration_since(began), ttl);
-    let [halfway, deadline] = [timeout / 2, timeout].map(|part| began.saturating_add(part));
-    let mut result = ask(halfway);
-    let mut broken_until = began;
-    let mut may_hold = false;
-    let mut note = |result: &Result<_, NodeError>, until| {
-        if result.as_ref().is_err_and(|error| error.outcome_unknown) {
-            (broken_until, may_hold) = (until, true);
-        }
-    };
-    note(&result, halfway);
-    let is_late = matches!(&result, Ok(Exchange { reply: AcquireAllReply::Late, .. }));
-    let may_be_held = |error: &NodeError| error.is_reply_lost() || error.is_not_master();
-    if is_late || result.as_ref().is_err_and(may_be_held) {
-        result = ask(deadline);
-        note(&result, deadline);
-    }
+    let (result, broken_until) = ask_twice(
+        began.saturating_add(timeout),
+        |until| backend.exchange(key, &request, Purpose::Claim, until),
+        |result| match result {
+            Ok(exchange) => matches!(exchange.reply, AcquireAllReply::Late),
+            Err(failure) => failure.is_reply_lost() || failure.is_not_master(),
+        },
+    );
+    let (mut may_hold, broken_until) = (broken_until.is_some(), broken_until.unwrap_or(began));
     let residue = || Residue::new(NodeSet::single(0), "", broken_until);
     let outcome = match result {
         Ok(Exchange { sent, reply: AcquireAllReply::Held { tokens }, .. }) => {

@@ -2,6 +2,7 @@
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
+    one_server::ask_twice,
     requests::{Adopt, AdoptReply},
 };
 use crate::{
@@ -15,8 +16,7 @@ use crate::{
     sys::clock::{self, Moment},
 };
 
-/// Gives the lock of the holder `former` to this claim. Asks once more if the reply is lost:
-/// the first request gets half of the time, so that the second has the other half.
+/// Gives the lock of the holder `former` to this claim. Asks once more if the reply is lost.
 pub(super) fn adopt(
     backend: &impl OneServerForEachLock,
     former: &LockId,
@@ -24,22 +24,18 @@ pub(super) fn adopt(
     deadline: Moment,
 ) -> AdoptReport {
     let request = Adopt { former: former.as_str(), claim };
-    let ask = |until| backend.exchange(&claim.key, &request, Purpose::Adopt, until);
-    let (began, halfway) = (clock::now(), deadline.halfway());
-    let is_unknown = |result: &Result<Exchange<AdoptReply>, NodeError>| {
-        result.as_ref().is_err_and(|failure| failure.outcome_unknown)
-    };
-    let mut broken_until = began;
-    let mut result = ask(halfway);
-    let mut may_hold = is_unknown(&result);
-    let is_late = matches!(&result, Ok(Exchange { reply: AdoptReply::Late, .. }));
-    if is_late || matches!(&result, Err(error) if error.is_transient() || error.is_not_master()) {
-        broken_until = halfway;
-        result = ask(deadline);
-        may_hold |= is_unknown(&result);
-    }
+    let began = clock::now();
+    let (result, broken_until) = ask_twice(
+        deadline,
+        |until| backend.exchange(&claim.key, &request, Purpose::Adopt, until),
+        |result| match result {
+            Ok(exchange) => exchange.reply == AdoptReply::Late,
+            Err(failure) => failure.is_transient() || failure.is_not_master(),
+        },
+    );
     let result = match result {
         Ok(Exchange { sent, reply: AdoptReply::Held { token }, .. }) => {
+            let broken_until = broken_until.unwrap_or(began);
             Ok(Passed::To(Grant::of_one_server(token, sent, claim.ttl, broken_until)))
         }
         Ok(Exchange { reply: AdoptReply::Gone, .. }) => Ok(Passed::Lost(LockLost::Gone)),
@@ -51,9 +47,9 @@ pub(super) fn adopt(
         }
         Err(error) => Err(error),
     };
-    let is_left = may_hold && result.is_err();
+    let may_hold_until = broken_until.filter(|_| result.is_err());
     AdoptReport {
         result: result.map_err(BackendError::Node),
-        residue: is_left.then(|| Residue::new(NodeSet::single(0), "", deadline)),
+        residue: may_hold_until.map(|until| Residue::new(NodeSet::single(0), "", until)),
     }
 }

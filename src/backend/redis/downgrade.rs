@@ -2,6 +2,7 @@
 
 use super::{
     Exchange, NodeError, NodeErrorKind, OneServerForEachLock, Purpose,
+    one_server::ask_twice,
     requests::{Acquire, AcquireReply},
 };
 use crate::{
@@ -12,20 +13,21 @@ use crate::{
     sys::clock::Moment,
 };
 
-/// Turns a write lock into a read lock. Asks once more if the reply is lost: the first request
-/// gets half of the time, so that the second has the other half.
+/// Turns a write lock into a read lock. Asks once more if the reply is lost.
 pub(super) fn downgrade(
     backend: &impl OneServerForEachLock,
     lease: &Lease,
     deadline: Moment,
 ) -> Result<Passed, BackendError> {
     let request = Acquire::downgrade(lease);
-    let ask = |until| backend.exchange(request.key, &request, Purpose::Downgrade, until);
-    let result = match ask(deadline.halfway()) {
-        Ok(Exchange { reply: AcquireReply::Late, .. }) => ask(deadline),
-        Err(failure) if failure.is_transient() || failure.is_not_master() => ask(deadline),
-        result => result,
-    };
+    let (result, _) = ask_twice(
+        deadline,
+        |until| backend.exchange(request.key, &request, Purpose::Downgrade, until),
+        |result| match result {
+            Ok(exchange) => matches!(exchange.reply, AcquireReply::Late),
+            Err(failure) => failure.is_transient() || failure.is_not_master(),
+        },
+    );
     let Exchange { sent, reply, .. } = result?;
     match reply {
         AcquireReply::Held { .. } => {

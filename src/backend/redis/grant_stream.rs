@@ -6,7 +6,7 @@ use redis::Value;
 
 use super::{NodeError, PubSubMessage, RedisNode, Subscriber, Transport, poll_readable, waker};
 use crate::{
-    backend::{CancelHandle, GrantStream, QueuePlace, StreamEvent, Wake},
+    backend::{CancelHandle, GrantStream, QueuePlace, StreamEvent, WakeFn},
     sys::clock::{self, Moment},
 };
 
@@ -14,7 +14,7 @@ pub(crate) struct RedisGrantStream {
     subscriber: Subscriber,
     place: QueuePlace,
     /// Ends a read early; `None` until a thread needs that.
-    waker: Option<(Wake, Box<dyn Transport>)>,
+    waker: Option<(WakeFn, Box<dyn Transport>)>,
     /// A message that is not a grant has been logged. Further ones are ignored silently.
     garbage_logged: bool,
 }
@@ -72,7 +72,7 @@ impl GrantStream for RedisGrantStream {
         self.subscriber.cancel_handle()
     }
 
-    fn wake_handle(&mut self) -> Result<Wake, NodeError> {
+    fn wake_handle(&mut self) -> Result<WakeFn, NodeError> {
         let waker = match self.waker.take() {
             Some(waker) => waker,
             None => waker().map_err(NodeError::not_applied)?,

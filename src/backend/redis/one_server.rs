@@ -108,3 +108,26 @@ fn ask_for_lock<R: Request>(
     }
     Ok(exchange)
 }
+
+/// Asks, and once more if `is_lost` says so of the result: the first request gets half of the time,
+/// so that the second has the other half. Also returns the time until which a request whose reply
+/// was lost may take effect.
+pub(super) fn ask_twice<T>(
+    deadline: Moment,
+    mut ask: impl FnMut(Moment) -> Result<T, NodeError>,
+    is_lost: impl Fn(&Result<T, NodeError>) -> bool,
+) -> (Result<T, NodeError>, Option<Moment>) {
+    let mut broken_until = None;
+    let mut ask_until = |until| {
+        let result = ask(until);
+        if result.as_ref().is_err_and(|failure| failure.outcome_unknown) {
+            broken_until = Some(until);
+        }
+        result
+    };
+    let mut result = ask_until(deadline.halfway());
+    if is_lost(&result) {
+        result = ask_until(deadline);
+    }
+    (result, broken_until)
+}

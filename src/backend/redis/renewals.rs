@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use super::{
     Connection, Exchange, ExchangeLimits, NodeError, NodeErrorKind, RedisNode, Replicas,
     exchange_all,
-    requests::{Renew, RenewReply, Renewal as RenewalRequest},
+    requests::{LeaseToRenew, Renew, RenewReply},
 };
 use crate::{
     backend::{LeaseRenewals, Renewal, RenewalLimits, RenewalReport, error::BackendError},
@@ -115,7 +115,7 @@ pub(crate) fn renew_on_one_server(
 
 /// The claims that each request renews: at most `batch_max`, and together at most as many members
 /// as one claim may have, because one request for more would block the server.
-fn batches(renewals: &[RenewalRequest<'_>], batch_max: usize) -> Vec<Range<usize>> {
+fn batches(renewals: &[LeaseToRenew<'_>], batch_max: usize) -> Vec<Range<usize>> {
     let mut batches = Vec::new();
     let (mut first, mut members) = (0, 0);
     for (at, renewal) in renewals.iter().enumerate() {
@@ -144,8 +144,8 @@ pub(crate) fn conclude(lease: &Lease, sent: Moment, ttl: Duration, reply: RenewR
     Renewal::Lost { why, leaves_residue: clock::now() < lease.in_flight.until() }
 }
 
-pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> RenewalRequest<'_> {
-    RenewalRequest {
+pub(crate) fn renewal_request(lease: &Lease, now: Moment) -> LeaseToRenew<'_> {
+    LeaseToRenew {
         key: &lease.claim.key,
         id: lease.claim.id.as_str(),
         count: lease.claim.kind.membership().map_or(0, |membership| membership.count),
@@ -196,7 +196,7 @@ mod tests {
     fn one_request_renews_no_more_members_than_one_claim_has() {
         let key = LockKey::new("", "x").unwrap();
         let sizes = |counts: &[u32]| {
-            let of = |count: &u32| RenewalRequest {
+            let of = |count: &u32| LeaseToRenew {
                 key: &key,
                 id: "a",
                 count: *count,

@@ -31,7 +31,7 @@ use super::address::Address;
 #[cfg(feature = "testing")]
 use crate::sys::sim;
 use crate::{
-    backend::{CancelHandle, Wake},
+    backend::{CancelHandle, WakeFn},
     sys::clock::{self, Moment},
 };
 
@@ -176,7 +176,7 @@ pub(crate) fn bear_silence(transport: &dyn Transport, longest: Duration) {
 }
 
 /// Creates a transport for wakeups.
-pub(crate) fn waker() -> io::Result<(Wake, Box<dyn Transport>)> {
+pub(crate) fn waker() -> io::Result<(WakeFn, Box<dyn Transport>)> {
     #[cfg(feature = "testing")]
     if let Some(world) = sim::world() {
         let (wake, wakeups) = simulated::loopback(&*world)?;

@@ -16,8 +16,8 @@ use crate::{
             INFO_COMMANDS, PubSubMessage, Request, ServerInfoReader, parse_grant, parse_time,
             requests::list::{DescribeLocks, HeldDescription, Scan},
             requests::{
-                Acquire, AcquireMode, AcquireReply, Ping, Release, ReleaseReply, Renew, RenewReply,
-                Renewal,
+                Acquire, AcquireMode, AcquireReply, LeaseToRenew, Ping, Release, ReleaseReply,
+                Renew, RenewReply,
             },
         },
     },
@@ -75,8 +75,14 @@ fn printable(text: &str) {
 fn check_reply(reply: &Value) -> u64 {
     let keys = ["a", "b"].map(|name| LockKey::new("lock:", name).unwrap());
     let key = &keys[0];
-    let renewal =
-        Renewal { key, id: "me", count: 0, ttl_ms: 10, never_shorten: false, refresh_token: false };
+    let renewal = LeaseToRenew {
+        key,
+        id: "me",
+        count: 0,
+        ttl_ms: 10,
+        never_shorten: false,
+        refresh_token: false,
+    };
     let renewals = [renewal; 3];
     let acquire = Acquire {
         kind: LockKind::Mutex,

@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::{connection::Connection, redis_node::RedisNode};
 use crate::{
     backend::{
-        Wake,
+        WakeFn,
         error::NodeError,
         transport::{Transport, waker},
     },
@@ -34,7 +34,7 @@ pub(crate) fn connect(
 pub(crate) struct BackgroundConnects {
     sender: Sender<Connected>,
     receiver: Receiver<Connected>,
-    wake: Wake,
+    wake: WakeFn,
     pub(crate) wakeups: Box<dyn Transport>,
 }
 
@@ -52,7 +52,7 @@ impl BackgroundConnects {
     }
 
     /// Returns what makes `wakeups` readable.
-    pub(crate) fn wake(&self) -> Wake {
+    pub(crate) fn wake(&self) -> WakeFn {
         self.wake.clone()
     }
 

@@ -20,7 +20,7 @@ pub(crate) use self::{
     acquire_all::{AcquireAll, AcquireAllReply},
     adopt::{Adopt, AdoptReply},
     release::{Release, ReleaseReply},
-    renew::{Renew, RenewReply, Renewal},
+    renew::{LeaseToRenew, Renew, RenewReply},
 };
 use crate::backend::redis::{
     fields::write_command,

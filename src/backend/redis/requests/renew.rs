@@ -17,7 +17,7 @@ pub(crate) static RENEW: Script = script!(4, "renew.lua");
 
 /// One lock of a batch of renewals.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Renewal<'a> {
+pub(crate) struct LeaseToRenew<'a> {
     pub(crate) key: &'a LockKey,
     pub(crate) id: &'a str,
     /// Number of the members of a group that the claim has; 0 if it has the lock alone.
@@ -29,14 +29,14 @@ pub(crate) struct Renewal<'a> {
     pub(crate) refresh_token: bool,
 }
 
-impl Renewal<'_> {
+impl LeaseToRenew<'_> {
     /// The ttl that it asks for. The lease may have got another one since.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl_ms)
     }
 }
 
-pub(crate) struct Renew<'a>(pub(crate) &'a [Renewal<'a>]);
+pub(crate) struct Renew<'a>(pub(crate) &'a [LeaseToRenew<'a>]);
 
 /// Result for one lock of a batch of renewals.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,11 +54,11 @@ impl Request for Renew<'_> {
     }
 
     fn encode(&self, by: ScriptRef, nonce: u64, not_after_us: u64, out: &mut Vec<u8>) {
-        let keys = |renewal: &Renewal<'_>| {
+        let keys = |renewal: &LeaseToRenew<'_>| {
             1 + usize::from(renewal.count > 0) + usize::from(renewal.refresh_token)
         };
         RENEW.write_header(by, self.0.iter().map(keys).sum(), 2 + 2 * self.0.len(), out);
-        for Renewal { key, count, refresh_token, .. } in self.0 {
+        for LeaseToRenew { key, count, refresh_token, .. } in self.0 {
             write_bulk(out, &[key.lock_key().as_bytes()]);
             if *count > 0 {
                 write_bulk(out, &key.members_key().map(str::as_bytes));
@@ -70,7 +70,7 @@ impl Request for Renew<'_> {
         write_number(out, nonce);
         write_number(out, not_after_us);
         for renewal in self.0 {
-            let Renewal { id, count, ttl_ms, never_shorten, refresh_token, .. } = *renewal;
+            let LeaseToRenew { id, count, ttl_ms, never_shorten, refresh_token, .. } = *renewal;
             write_bulk(out, &[id.as_bytes()]);
             let sign = if never_shorten { "-" } else { "" };
             if count > 0 || refresh_token {
@@ -108,8 +108,15 @@ pub(super) mod tests {
     use super::*;
     use crate::backend::redis::test_util::script_arguments;
 
-    pub(crate) fn renewal(key: &LockKey) -> Renewal<'_> {
-        Renewal { key, id: "i", count: 0, ttl_ms: 1, never_shorten: false, refresh_token: false }
+    pub(crate) fn renewal(key: &LockKey) -> LeaseToRenew<'_> {
+        LeaseToRenew {
+            key,
+            id: "i",
+            count: 0,
+            ttl_ms: 1,
+            never_shorten: false,
+            refresh_token: false,
+        }
     }
 
     #[test]
@@ -118,9 +125,9 @@ pub(super) mod tests {
         let [a, b, c, d] = names.each_ref().map(renewal);
         let renewals = [
             a,
-            Renewal { id: "j", count: 3, ttl_ms: 2, ..b },
-            Renewal { never_shorten: true, refresh_token: true, ..c },
-            Renewal { count: 1, refresh_token: true, ..d },
+            LeaseToRenew { id: "j", count: 3, ttl_ms: 2, ..b },
+            LeaseToRenew { never_shorten: true, refresh_token: true, ..c },
+            LeaseToRenew { count: 1, refresh_token: true, ..d },
         ];
         let keys = ["a", "b", "distlock:members:{b}", "c", "distlock:token:{c}"];
         let keys = [&keys[..], &["d", "distlock:members:{d}", "distlock:token:{d}"]].concat();
