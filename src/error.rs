@@ -22,7 +22,9 @@ pub type Result<T, E = LockError> = std::result::Result<T, E>;
 /// ([`is_unavailable`](Self::is_unavailable)). After an error of a lock function, the caller does
 /// not hold the lock. If the attempt left anything on the server, it is cleaned up in the
 /// background, or expires.
-#[derive(Debug)]
+///
+/// [`Debug`](std::fmt::Debug) prints the variant and the message, because that is what a `main`
+/// that returns the error prints.
 #[non_exhaustive]
 pub enum LockError {
     /// Another client holds the lock, and the caller did not wait.
@@ -238,9 +240,17 @@ impl LockError {
             LockError::Unavailable { advice, .. }
             | LockError::Tls { advice, .. }
             | LockError::PoolExhausted { advice, .. }
-            | LockError::Refused { advice, .. }
             | LockError::NoQuorum { advice, .. } => advice,
+            LockError::Refused { code, message, advice: "", .. } => {
+                advice::advice(code, message).unwrap_or_default()
+            }
+            LockError::Refused { advice, .. } => advice,
             LockError::Timeout { behind_own_threads: true, .. } => "wait too, or try again later",
+            LockError::Held { holder, .. } | LockError::Timeout { holder: Some(holder), .. }
+                if holder.is_own() =>
+            {
+                "this thread has acquired it itself, so release that guard first"
+            }
             LockError::WrongType { .. } => "choose another name or prefix",
             LockError::Lost { .. } => "acquire it again before you go on",
             LockError::AlreadyInitialized => {

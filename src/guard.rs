@@ -112,7 +112,15 @@ impl LockGuard {
     /// trip, no waiting. Once false, always false.
     pub fn is_held(&self) -> bool {
         // A forked child has a copy of the guard, but not the lock.
-        !fork::is_forked_child() && self.lease.is_held(self.lease.now())
+        !fork::is_forked_child() && self.is_held_here()
+    }
+
+    fn is_held_here(&self) -> bool {
+        let is_held = self.lease.is_held(self.lease.now());
+        if !is_held {
+            self.lease.on_end_noticed();
+        }
+        is_held
     }
 
     /// Returns the time left until the lease expires unless it is renewed; zero once the lock is
@@ -136,10 +144,7 @@ impl LockGuard {
         if fork::is_forked_child() {
             return Err(LockError::Forked);
         }
-        if self.lease.is_held(self.lease.now()) {
-            return Ok(());
-        }
-        Err(LockError::not_held(&self.lease))
+        if self.is_held_here() { Ok(()) } else { Err(LockError::not_held(&self.lease)) }
     }
 
     /// Returns a channel that receives one message, with the reason, when the lock is lost: as soon
@@ -231,6 +236,9 @@ impl LockGuard {
     /// [`LockError::Refused`] if the server refuses. A former master refuses with `READONLY` until
     /// its host name leads to the new master; that error takes one operation timeout, because the
     /// release is retried for that long.
+    ///
+    /// [`LockError::Shutdown`] if the manager was shut down. The shutdown has released the lock, or
+    /// leaves it to expire if that failed.
     pub fn release(mut self) -> Result<Released> {
         self.release_in_place()
     }
@@ -317,9 +325,10 @@ impl LockGuard {
         }
     }
 
-    /// Logs that a guard was dropped whose lock had been reported as lost.
+    /// Logs that a guard was dropped whose lock had been reported as lost, unless the holder has
+    /// noticed the loss.
     pub(crate) fn log_drop_after_loss(&self) {
-        if fork::is_forked_child() {
+        if fork::is_forked_child() || self.lease.is_end_noticed() {
             return;
         }
         match self.lease.reported_loss(self.lease.now()) {

@@ -228,6 +228,15 @@ impl Manager {
         })
     }
 
+    /// During a shutdown on another thread, waits until it has released the locks. Otherwise a
+    /// program that ends once its calls return would leave them to expire.
+    pub(crate) fn await_shutdown(&self) {
+        if let Some(closed) = self.closed.get() {
+            let _time = self.time.enter();
+            self.renewer.await_stop(closed.saturating_add(self.operation_timeout()));
+        }
+    }
+
     /// Shuts everything down. Exchanges with the servers end within `timeout`.
     fn shutdown(&self, timeout: Duration) {
         let _time = self.time.enter();

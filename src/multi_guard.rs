@@ -219,8 +219,8 @@ fn check(names: &[&str], options: &LockOptions) -> Result<()> {
     }
     if options.is_held_at_least() {
         return invalid(
-            "several locks cannot be held at least for a time, because those acquired first would \
-             stay taken if another one cannot be acquired; use hold_at_least with one lock"
+            "hold_at_least works with one lock only: of several, those acquired first would stay \
+             taken if another one cannot be acquired"
                 .into(),
         );
     }

@@ -372,7 +372,9 @@ impl RedisMgr {
     ///
     /// Blocks for at most one operation timeout. If a lock cannot be released in that time, because
     /// its server is unreachable, it expires. If two threads call this, the second call waits for
-    /// the first. A call on one of the manager's own threads, for example by a logger, does not
+    /// the first. So do the calls of other threads that fail with [`LockError::Shutdown`], and the
+    /// guards that they drop: a program that ends once its threads learn of the shutdown leaves no
+    /// locks behind. A call on one of the manager's own threads, for example by a logger, does not
     /// wait: the locks are released right after the call.
     pub fn shutdown(&self) {
         self.handle.shutdown();

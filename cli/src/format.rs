@@ -23,7 +23,7 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 /// What the library's messages call settings and remedies, and what they are for this command.
-const OPTION_NAMES: [(&str, &str); 16] = [
+const OPTION_NAMES: [(&str, &str); 18] = [
     ("run distlock init or call Config::declare_nodes_new", "run distlock init"),
     ("pass true to Config::declare_nodes_new", "add --yes"),
     ("Config::quarantine(Duration::ZERO)", "--quarantine 0"),
@@ -48,6 +48,8 @@ const OPTION_NAMES: [(&str, &str); 16] = [
         "raise max_connections of the server, or the limit of the user",
     ),
     ("use a longer ttl", "use a longer --ttl"),
+    ("hold_at_least works", "--at-least works"),
+    ("detach and adopt work", "--detach and adopt work"),
     (
         "if the server has no password, remove it",
         "if the server has no password, leave out --password-file, or the password in DISTLOCK_URL",

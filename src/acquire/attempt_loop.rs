@@ -141,15 +141,7 @@ impl<'a> Attempt<'a> {
 
     /// The guard may be on another thread by now, so this is no error.
     fn warn_if_own(&self, holder: &Holder) {
-        let own = &self.request.claim.id;
-        let is_own = (holder.host(), holder.pid(), holder.tid())
-            == (Some(own.host()), Some(own.pid()), Some(own.tid()));
-        // Other holders can free permits of a semaphore.
-        let is_alone = !matches!(holder.held_by(), HeldBy::Permits { .. });
-        let is_endless = self.request.wait_deadline == Moment::NEVER;
-        // Inside a process, a lock passes on with its id; and its release may not be confirmed yet.
-        let is_held = || (self.terms.is_first_hold)(holder.id());
-        if is_own && is_alone && !holder.is_kept() && is_endless && is_held() {
+        if self.request.wait_deadline == Moment::NEVER && self.is_own(holder) {
             log_safely!(
                 warn,
                 "this thread waits for lock {}, which it has acquired itself; unless another \
@@ -157,6 +149,18 @@ impl<'a> Attempt<'a> {
                 Quoted(self.request.claim.key.name())
             );
         }
+    }
+
+    /// Whether this thread has acquired the lock that it asks for.
+    fn is_own(&self, holder: &Holder) -> bool {
+        let own = &self.request.claim.id;
+        let is_own = (holder.host(), holder.pid(), holder.tid())
+            == (Some(own.host()), Some(own.pid()), Some(own.tid()));
+        // Other holders can free permits of a semaphore.
+        let is_alone = !matches!(holder.held_by(), HeldBy::Permits { .. });
+        // Inside a process, a lock passes on with its id; and its release may not be confirmed yet.
+        let is_held = || (self.terms.is_first_hold)(holder.id());
+        is_own && is_alone && !holder.is_kept() && is_held()
     }
 
     fn on_queued(&mut self, report: &QueueReport) -> Option<Moment> {
@@ -292,7 +296,10 @@ impl<'a> Attempt<'a> {
         let name = self.request.claim.key.name().to_owned();
         let server = self.ctx.backend.label().clone();
         let holder = self.holder.take();
-        let holder = holder.map(|holder| Box::new(holder.found_by(self.request.claim.kind)));
+        let holder = holder.map(|holder| {
+            let is_own = self.is_own(&holder);
+            Box::new(holder.found_by(self.request.claim.kind, is_own))
+        });
         match holder {
             Some(holder) if self.request.wait_deadline == self.terms.since => {
                 LockError::Held { name, holder, server }

@@ -15,6 +15,8 @@ use crate::{
 
 /// The advice if another program seems to have this address.
 const CHECK_ADDRESS: &str = "check the host and the port in the URL";
+/// The advice if nobody listens at this address.
+const CHECK_SERVER: &str = "check the URL, and whether the server runs";
 
 #[derive(Clone, Debug)]
 pub(crate) enum BackendError {
@@ -137,6 +139,7 @@ impl BackendError {
             reason => {
                 let advice = match reason {
                     NodeErrorKind::NotRedis(_) => CHECK_ADDRESS,
+                    NodeErrorKind::Io(ref cause) if is_nobody_there(cause.kind()) => CHECK_SERVER,
                     NodeErrorKind::ShortLease(_) => "try again later, or use a longer ttl",
                     _ if is_transient => TRY_AGAIN,
                     _ => advice,
@@ -145,6 +148,12 @@ impl BackendError {
             }
         }
     }
+}
+
+/// Whether the address exists, but nobody listens there.
+fn is_nobody_there(kind: io::ErrorKind) -> bool {
+    // A missing Unix socket is not found.
+    matches!(kind, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
 impl From<NodeError> for BackendError {

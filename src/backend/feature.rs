@@ -18,7 +18,7 @@ impl Feature {
     /// Why a server that decides alone cannot do this, as a part of a sentence; `None` if it can.
     pub(crate) fn refusal_of_one_server(self) -> Option<&'static str> {
         matches!(self, Feature::Keeping(LockKind::Read | LockKind::Write)).then_some(
-            "read-write locks cannot be held at least for a time; use a mutex or permits",
+            "hold_at_least works with mutexes and permits only, and not with read-write locks",
         )
     }
 
@@ -29,14 +29,12 @@ impl Feature {
             Feature::Kind(_) => {
                 Some("read-write locks and semaphores can be kept in Redis or Valkey only")
             }
-            Feature::OtherTtl => {
-                Some("the ttl of a held lock can change on one Redis server or in a cluster only")
+            Feature::OtherTtl => Some("extend works on one Redis server or in a cluster only"),
+            Feature::Keeping(_) => {
+                Some("hold_at_least works on one Redis server or in a cluster only")
             }
-            Feature::Keeping(_) => Some(
-                "locks can be held at least for a time on one Redis server or in a cluster only",
-            ),
             Feature::Adoption => {
-                Some("locks can be detached and adopted on one Redis server or in a cluster only")
+                Some("detach and adopt work on one Redis server or in a cluster only")
             }
         }
     }

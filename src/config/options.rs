@@ -116,7 +116,10 @@ impl LockOptions {
     /// machines start at the same time runs once per period, even if it takes less time than
     /// their clocks differ by. Defaults to zero; at most 24 h.
     ///
-    /// With permits of a semaphore, this limits a rate: at most `limit` per period.
+    /// Use it with a [`wait`](Self::wait) of zero: a call that waits gets the lock once the period
+    /// has passed. With permits of a semaphore, this limits a rate: at most `limit` per period. If
+    /// the work fails and must run again before that, free the lock first:
+    /// [`RedisMgr::force_release_if`](crate::RedisMgr::force_release_if) with the id of the guard.
     ///
     /// Until the time has ended, [`Holder::is_kept`](crate::Holder::is_kept) says that the lock has
     /// been released. The call for the lock blocks for one round trip more if it had to wait. Not

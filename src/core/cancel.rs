@@ -50,7 +50,9 @@ impl CancelToken {
         CancelToken::default()
     }
 
-    /// Ends all waits with this token, now and later. Does not block.
+    /// Ends all waits with this token, now and later. Does not wait for them. Do not call it in a
+    /// signal handler, where it could wait forever for a mutex that the interrupted thread has
+    /// locked; call it on a thread that waits for signals.
     ///
     /// A thread that waits for its turn returns at once. One that is exchanging a request with the
     /// server returns after that: at most one

@@ -42,6 +42,8 @@ pub struct Holder {
     is_kept: bool,
     /// The caller would fit beside the holder: only waiters exclude it, because they come first.
     admits_caller: bool,
+    /// The thread of the caller has acquired the lock itself.
+    is_own: bool,
     nodes: Box<[NodeReply]>,
     /// How a group holds the lock; `None` for one holder alone. In a box, because holders are parts
     /// of many results.
@@ -71,6 +73,7 @@ impl Holder {
             id: truncate_id(id).into(),
             is_kept,
             admits_caller: false,
+            is_own: false,
             raw: None,
             token: 0,
             reported_at: ReportTime(clock::wall_clock()),
@@ -153,9 +156,15 @@ impl Holder {
         Holder { group: boxed(held_by), id, is_kept, ..self }
     }
 
-    /// Adds whether the caller, which asked for this kind, would fit beside the holder. Nobody
-    /// joins a group whose members the server has lost.
-    pub(crate) fn found_by(self, kind: LockKind) -> Holder {
+    /// Whether the thread of the caller has acquired the lock itself.
+    pub(crate) fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    /// Adds whether the thread of the caller has acquired the lock itself, and whether the caller,
+    /// which asked for this kind, would fit beside the holder. Nobody joins a group whose members
+    /// the server has lost.
+    pub(crate) fn found_by(self, kind: LockKind, is_own: bool) -> Holder {
         let fits = match (kind, self.held_by()) {
             (LockKind::Read, HeldBy::Readers { count: Some(1..) }) => true,
             (LockKind::Permits { limit, count }, HeldBy::Permits { count: Some(used @ 1..) }) => {
@@ -164,7 +173,7 @@ impl Holder {
             _ => false,
         };
         let admits_caller = fits && self.waiters.is_some_and(|waiters| waiters > 0);
-        Holder { admits_caller, ..self }
+        Holder { admits_caller, is_own, ..self }
     }
 
     /// Whether the holder uses another library, as far as its id shows.

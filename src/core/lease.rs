@@ -20,7 +20,7 @@ use crate::{
         clock::{Moment, TimeSource},
         sync::{
             Mutex,
-            atomic::{AtomicU64, Ordering},
+            atomic::{AtomicBool, AtomicU64, Ordering},
         },
     },
 };
@@ -49,6 +49,8 @@ pub(crate) struct Lease {
     /// Time until which a renewal without a reply may be applied, in nanoseconds. If it was sent
     /// before the first change of the ttl, it may shorten the time of the lock.
     unanswered_until: AtomicU64,
+    /// The holder has noticed that the lease has ended.
+    end_is_noticed: AtomicBool,
     time: TimeSource,
     held_since: Moment,
     /// Queue entry that the release must remove, because it may still be in the queue, or a late
@@ -115,6 +117,7 @@ impl Lease {
             ttl: AtomicU64::new(ttl),
             longest_ttl: AtomicU64::new(ttl),
             unanswered_until: AtomicU64::new(0),
+            end_is_noticed: AtomicBool::new(false),
             time: TimeSource::current(),
             held_since,
             deadline: AtomicU64::new(grant.deadline().as_nanos()),
@@ -283,6 +286,19 @@ impl Lease {
             }
             _ => None,
         }
+    }
+
+    /// Records that the holder has noticed that the lease has ended.
+    pub(crate) fn on_end_noticed(&self) {
+        self.end_is_noticed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the holder has noticed that the lease has ended: it has asked, or has received the
+    /// message of the channel.
+    pub(crate) fn is_end_noticed(&self) -> bool {
+        let is_received = |channel: &Arc<LossChannel>| channel.receiver().is_empty();
+        self.end_is_noticed.load(Ordering::Relaxed)
+            || self.loss_channel.get().is_some_and(is_received)
     }
 
     /// Sets the deadline to the time until which a quorum keeps the lock. Returns false and changes

@@ -17,8 +17,8 @@ pub enum LockLost {
         /// The new holder.
         by: Box<Holder>,
     },
-    /// The lock no longer exists on the server: it was deleted, flushed, evicted, renamed, or lost
-    /// in a restart.
+    /// The lock no longer exists on the server: it was released by force, deleted, flushed,
+    /// evicted, renamed, or lost in a restart.
     Gone,
     /// The connection that held the lock was closed, and the server released the lock with it. The
     /// server has closed it, or the manager has, for example because the server had become
@@ -36,7 +36,10 @@ impl fmt::Display for LockLost {
         match self {
             LockLost::Expired => f.write_str("its lease expired without a confirmed renewal"),
             LockLost::Taken { by } => write!(f, "it is now held by {by}"),
-            LockLost::Gone => f.write_str("it no longer exists on the server"),
+            LockLost::Gone => f.write_str(
+                "it no longer exists on the server (released by force, deleted, evicted, or lost \
+                 in a restart)",
+            ),
             LockLost::ConnectionLost => f.write_str("the connection that held it was closed"),
             LockLost::MaxHold => f.write_str("it was held for the maximum time (max_hold)"),
             LockLost::Shutdown => f.write_str("its manager was shut down"),

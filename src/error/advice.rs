@@ -35,7 +35,7 @@ pub(super) fn advice(code: &str, message: &str) -> Option<&'static str> {
             return Some(
                 "this looks like a sentinel or a proxy: for a sentinel, write \
                  redis+sentinel://host:port/master with the name of the master; behind a proxy, \
-                 connect to the server itself",
+                 connect to the server itself; if it is neither, do not rename TIME",
             );
         }
         return Some(

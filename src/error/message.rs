@@ -9,6 +9,13 @@ use crate::{
     sys::display::{HumanDuration, Quoted},
 };
 
+/// The variant and the message, because a `main` that returns the error prints this, and `unwrap`.
+impl fmt::Debug for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {self}", self.variant())
+    }
+}
+
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_what_happened(f)?;
@@ -17,6 +24,30 @@ impl fmt::Display for LockError {
 }
 
 impl LockError {
+    fn variant(&self) -> &'static str {
+        match self {
+            LockError::Held { .. } => "Held",
+            LockError::Timeout { .. } => "Timeout",
+            LockError::Unavailable { .. } => "Unavailable",
+            LockError::Tls { .. } => "Tls",
+            LockError::PoolExhausted { .. } => "PoolExhausted",
+            LockError::Refused { .. } => "Refused",
+            LockError::NoQuorum { .. } => "NoQuorum",
+            LockError::WrongType { .. } => "WrongType",
+            LockError::InvalidName { .. } => "InvalidName",
+            LockError::InvalidOptions { .. } => "InvalidOptions",
+            LockError::InvalidConfig { .. } => "InvalidConfig",
+            LockError::Lost { .. } => "Lost",
+            LockError::AlreadyInitialized => "AlreadyInitialized",
+            LockError::InitInProgress => "InitInProgress",
+            LockError::WouldDeadlock { .. } => "WouldDeadlock",
+            LockError::Cancelled { .. } => "Cancelled",
+            LockError::Shutdown => "Shutdown",
+            LockError::Forked => "Forked",
+            LockError::NoThread { .. } => "NoThread",
+        }
+    }
+
     fn write_what_happened(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LockError::Held { name, holder, server } => {
@@ -60,13 +91,17 @@ impl LockError {
                 Subject(name),
                 AllConnections(*pool_size)
             ),
-            LockError::Refused { action, name, server, code, message, .. } => {
+            LockError::Refused { action, name, server, code, message, advice: manager_advice } => {
                 write!(
                     f,
                     "could not {action} {}: {server} refused with {code} {message}",
                     Subject(name)
                 )?;
-                advice(code, message).map_or(Ok(()), |advice| write!(f, " ({advice})"))
+                // Without anything else to say, this is the advice at the end.
+                match advice(code, message).filter(|_| !manager_advice.is_empty()) {
+                    Some(advice) => write!(f, " ({advice})"),
+                    None => Ok(()),
+                }
             }
             LockError::NoQuorum { action, name, needed, replies, quarantined, .. } => {
                 let nodes = replies.len();

@@ -70,7 +70,9 @@ impl Manager {
         through: HeldThrough<'_>,
     ) -> Result<HeldLock> {
         let _time = self.time.enter();
-        self.acquire_key(kind, self.key(name)?, &self.config.resolve(options)?, through)
+        let params = self.config.resolve(options)?;
+        let acquired = self.acquire_key(kind, self.key(name)?, &params, through);
+        acquired.inspect_err(|error| self.await_shutdown_after(error))
     }
 
     pub(super) fn acquire_key(
@@ -205,6 +207,13 @@ impl Manager {
                 observer.not_acquired(lock, id, waited, &LockError::Shutdown);
                 Err(LockError::Shutdown)
             }
+        }
+    }
+
+    /// Waits for the shutdown that has ended an acquisition with this error.
+    pub(super) fn await_shutdown_after(&self, error: &LockError) {
+        if matches!(error, LockError::Shutdown) {
+            self.await_shutdown();
         }
     }
 

@@ -33,11 +33,12 @@ impl Manager {
         let params = self.config.resolve(options)?;
         let keys = names.iter().map(|name| self.key(name)).collect::<Result<Vec<_>>>()?;
         let is_at_once = params.wait.is_some_and(|wait| wait.is_zero()) && keys.len() > 1;
-        if is_at_once && self.backend.acquires_all(&keys) {
+        let acquired = if is_at_once && self.backend.acquires_all(&keys) {
             self.acquire_at_once(keys, &params)
         } else {
             self.acquire_in_order(keys, &params)
-        }
+        };
+        acquired.inspect_err(|error| self.await_shutdown_after(error))
     }
 
     /// Acquires the locks one after the other.

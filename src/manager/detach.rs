@@ -23,8 +23,8 @@ impl Manager {
         let _time = self.time.enter();
         self.check_feature(Feature::Adoption)?;
         if lease.keep_until != Moment::default() {
-            let reason = "a lock that is held at least for a time cannot be detached; acquire it \
-                          without hold_at_least";
+            let reason = "detach and hold_at_least exclude each other; acquire the lock without \
+                          hold_at_least";
             return Err(LockError::InvalidOptions { reason: reason.into() });
         }
         self.renew(&[(lease, registration)])?;

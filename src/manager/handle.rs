@@ -36,14 +36,19 @@ impl ManagerHandle {
         self.manager.as_ref().map_or("", |manager| manager.label())
     }
 
-    /// Returns the parts, for a new operation. Fails after a shutdown and in a forked child.
+    /// Returns the parts, for a new operation. Fails in a forked child, and after a shutdown, once
+    /// that has ended.
     pub(crate) fn manager(&self) -> Result<&Manager> {
         if fork::is_forked_child() {
             return Err(LockError::Forked);
         }
         match &self.manager {
             Some(manager) if !manager.is_closed() => Ok(manager),
-            _ => Err(LockError::Shutdown),
+            Some(manager) => {
+                manager.await_shutdown();
+                Err(LockError::Shutdown)
+            }
+            None => Err(LockError::Shutdown),
         }
     }
 
@@ -63,6 +68,7 @@ impl ManagerHandle {
         let timeout = manager.operation_timeout();
         let release_timeout = if Arc::strong_count(&self) == 1 { timeout / 2 } else { timeout };
         let released = release(manager, release_timeout);
+        manager.await_shutdown();
         Some(self.maybe_shut_down(started, released))
     }
 

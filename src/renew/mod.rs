@@ -161,10 +161,15 @@ impl LockRenewer {
         let timer = self.timer.lock().take();
         match timer {
             Some(timer) => timer.join(),
-            // Another caller joins the thread. Wait here as well: the process may exit next, and
-            // the locks must be released first.
-            None => drop(self.finished.wait_until(deadline)),
+            // Another caller joins the thread.
+            None => self.await_stop(deadline),
         }
+    }
+
+    /// Waits until the locks are released that [`stop`](Self::stop) ends on another thread, until
+    /// `deadline` at most. The process may exit next.
+    pub(crate) fn await_stop(&self, deadline: Moment) {
+        self.finished.wait_until(deadline);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
     observe::event::RenewedEvent,
     sys::{
         clock::{self, Moment},
+        display::{HumanDuration, Quoted},
         logging::isolate_panic,
     },
 };
@@ -185,8 +186,7 @@ impl Worker {
         if !failed.is_empty() {
             let why = error.map_or_else(|| "no reply in time".into(), |error| error.to_string());
             if !went_well && !mem::replace(&mut logged.failure, true) {
-                let (server, locks) = (self.context.backend.label(), failed.len());
-                log_safely!(warn, "could not renew {locks} locks at {server}: {why}");
+                self.log_failure(&failed, &why);
             }
             self.report_failure(&failed, &why.into());
         }
@@ -274,6 +274,28 @@ impl Worker {
         let stop_by = shared.shutdown_deadline();
         let batch_max = batch_size.max();
         run(renewals.as_mut(), RenewalLimits { least_left, stop_by, batch_max, check })
+    }
+
+    fn log_failure(&self, failed: &[&Arc<Lease>], why: &str) {
+        let (server, now) = (self.context.backend.label(), clock::now());
+        let deadline = failed.iter().map(|lease| lease.deadline()).min().unwrap_or(now);
+        let left = HumanDuration(deadline.duration_since(now));
+        match failed {
+            [lease] => {
+                let lock = Quoted(lease.claim.key.name());
+                log_safely!(
+                    warn,
+                    "could not renew lock {lock} at {server}: {why}; its lease ends in {left} \
+                     unless a retry succeeds"
+                );
+            }
+            _ => log_safely!(
+                warn,
+                "could not renew {} locks at {server}: {why}; the first lease ends in {left} \
+                 unless a retry succeeds",
+                failed.len()
+            ),
+        }
     }
 
     fn report_failure(&self, failed: &[&Arc<Lease>], why: &Arc<str>) {

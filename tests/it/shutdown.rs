@@ -6,7 +6,7 @@ mod timing;
 use std::{
     hint,
     sync::{Arc, Barrier, OnceLock},
-    thread,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use crate::{
         config_medium_timeout, distlock_threads, expect_loss, in_own_process, is_renewal, manager,
         open_files, queue_length, server_behind_proxy, spawn_call, spawn_queued_waiter,
     },
-    support::{Fault, Nodes, RedisServer, TEST_TIMEOUT, contains, eventually},
+    support::{Fault, Nodes, RedisServer, SlowLink, TEST_TIMEOUT, contains, eventually},
 };
 
 const LOCKS: usize = 20;
@@ -51,6 +51,38 @@ fn shutdown_releases_all_locks_and_notifies_holders() {
     assert!(matches!(late, Err(LockError::Shutdown)));
     drop(guards);
     mgr.shutdown();
+}
+
+/// A program that ends once it learns of the shutdown would otherwise leave its locks to expire.
+///
+/// Fault: N276
+/// Promise: P5
+#[test]
+fn calls_that_a_shutdown_ends_wait_for_its_releases() {
+    type Waiting = JoinHandle<Result<LockGuard, LockError>>;
+
+    let server = RedisServer::start();
+    let link = SlowLink::to(server.addr(), Duration::from_millis(20));
+    let url = format!("redis://{}", link.addr());
+    let calls: [fn(&RedisMgr, LockGuard, Waiting); 4] = [
+        |_, guard, _| drop(guard),
+        |_, guard, _| assert!(matches!(guard.release(), Err(LockError::Shutdown))),
+        |_, _guard, waiting| {
+            assert!(matches!(waiting.join().unwrap(), Err(LockError::Shutdown)));
+        },
+        |mgr, _guard, _| assert!(matches!(mgr.try_lock("y"), Err(LockError::Shutdown))),
+    ];
+    for call in calls {
+        let mgr = RedisMgr::new(config_long_timeouts(url.clone())).unwrap();
+        let guard = mgr.lock("n0").unwrap();
+        let waiting = spawn_queued_waiter(&server, &mgr, "n0");
+        let ending = mgr.clone();
+        let shutdown = thread::spawn(move || ending.shutdown());
+        assert_eq!(expect_loss(&guard), LockLost::Shutdown);
+        call(&mgr, guard, waiting);
+        assert_eq!(locks_left_on(&server), Vec::<String>::new());
+        shutdown.join().unwrap();
+    }
 }
 
 /// Fault: N35

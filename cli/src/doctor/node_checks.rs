@@ -97,7 +97,7 @@ fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) ->
             .advice(
             "this looks like a sentinel or a proxy: for a sentinel, write \
              redis+sentinel://host:port/master with the name of the master; behind a proxy, connect \
-             to the server itself",
+             to the server itself; if it is neither, do not rename TIME",
         ),
         _ => finding("login").advice("fix what the server reports"),
     }

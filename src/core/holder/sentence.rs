@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn caller_that_fits_beside_the_holder_is_behind_waiters() {
-        let clause = |report: &str, kind| reported(report).found_by(kind).hold_clause().to_string();
+        let clause =
+            |report: &str, kind| reported(report).found_by(kind, false).hold_clause().to_string();
         let readers = format!("distlock:read 2 {ID}");
         assert_eq!(
             clause(&readers, LockKind::Read),
@@ -161,7 +162,7 @@ mod tests {
         );
         assert!(permits(3).starts_with("is held by web-3"), "{}", permits(3));
         let unqueued = Holder::from_report(readers.as_bytes(), 8_400, 0, 0, 0);
-        let clause = unqueued.found_by(LockKind::Read).hold_clause().to_string();
+        let clause = unqueued.found_by(LockKind::Read, false).hold_clause().to_string();
         assert!(clause.starts_with("is held by 2 readers"), "{clause}");
     }
 

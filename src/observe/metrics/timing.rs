@@ -1,6 +1,6 @@
 //! `Timing`: a histogram of durations. Pure.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use hdrhistogram::Histogram;
 
@@ -15,9 +15,19 @@ const RECORDED_US_MAX: u64 = 30 * 24 * 60 * 60 * 1_000_000;
 /// assert_eq!(timing.count(), 0);
 /// assert_eq!(timing.quantile(0.99), std::time::Duration::ZERO);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Timing {
     histogram: Option<Histogram<u64>>,
+}
+
+impl fmt::Debug for Timing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timing")
+            .field("count", &self.count())
+            .field("mean", &self.mean())
+            .field("max", &self.max())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Timing {

@@ -38,6 +38,8 @@ fn wrong_credentials_are_refused_with_advice() {
         let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert_eq!((error.code(), error.is_refused()), (Some(code), true), "{login}: {error}");
         assert_sentence(&error, &port, &["could not acquire", code, advice]);
+        assert!(error.advice().starts_with(advice), "{}", error.advice());
+        assert_eq!(format!("{error:?}"), format!("Refused: {error}"), "main prints this");
         // Waiting would not help, so lock() fails too.
         let waited = completes_within(CALL_LIMIT, "lock", || mgr.lock("x").unwrap_err());
         assert_eq!(waited.code(), Some(code));
@@ -55,19 +57,21 @@ fn missing_server_is_unavailable() {
         gone.kill();
         gone.port()
     };
-    for (url, server, cause) in [
-        (format!("redis://127.0.0.1:{port}"), format!("127.0.0.1:{port}"), "refused"),
+    let check = "check the URL, and whether the server runs";
+    for (url, server, cause, advice) in [
+        (format!("redis://127.0.0.1:{port}"), format!("127.0.0.1:{port}"), "refused", check),
         (
             "redis://no-such-host.invalid:7".into(),
             "no-such-host.invalid:7".into(),
             "could not acquire",
+            "try again later",
         ),
-        ("unix:///nowhere/redis.sock".into(), "/nowhere/redis.sock".into(), "No such file"),
+        ("unix:///nowhere/redis.sock".into(), "/nowhere/redis.sock".into(), "No such file", check),
     ] {
         let mgr = RedisMgr::new(config_short_timeout(url)).unwrap();
         let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert!(error.is_unavailable() && !error.is_contended(), "{error:?}");
-        assert_sentence(&error, &server, &[cause, "try again later"]);
+        assert_sentence(&error, &server, &[cause, advice]);
         assert!(error.source().is_some());
         let LockError::Unavailable { action: Action::Ping, name: None, .. } =
             mgr.ping().unwrap_err()

@@ -284,3 +284,16 @@ fn wait_for_a_lock_of_the_same_thread_is_logged() {
     drop(mgr.lock("x").unwrap());
     other.join().unwrap();
 }
+
+#[test]
+fn error_says_that_the_thread_has_the_lock_itself() {
+    let server = RedisServer::start();
+    let (mgr, other) = (manager(&server), manager(&server));
+    let _guard = mgr.lock("x").unwrap();
+    let says_so = |error: LockError| error.to_string().contains("this thread has acquired it");
+    assert!(says_so(mgr.try_lock("x").unwrap_err()));
+    assert!(says_so(mgr.try_lock_for("x", Duration::from_millis(50)).unwrap_err()));
+    assert!(!says_so(other.try_lock("x").unwrap_err()), "another manager cannot know");
+    let on_other_thread = spawn_call(&mgr, "x", |mgr, name| mgr.try_lock(name).unwrap_err());
+    assert!(!says_so(on_other_thread.join().unwrap()));
+}

@@ -30,7 +30,8 @@ fn constructed_error_is_like_that_of_a_server() {
         (LockError::held("x", other()), &held),
         (LockError::unavailable("x", cause.to_string()), &away),
     ] {
-        assert_eq!(constructed.to_string(), real.to_string());
+        let what_happened = |error: &LockError| error.to_string().replace(error.advice(), "");
+        assert_eq!(what_happened(&constructed), what_happened(real));
     }
     assert_eq!(late.holder(), Some(&other()));
 }
@@ -42,7 +43,7 @@ fn each_error_can_be_constructed() {
         (LockError::tls("x", "unknown issuer"), "unknown issuer"),
         (LockError::pool_exhausted("x", 3), "all 3 pooled connections are in use"),
         (LockError::pool_exhausted("x", 1), "the only pooled connection is in use"),
-        (LockError::refused("x", "OOM", "not allowed"), "refused with OOM not allowed (free"),
+        (LockError::refused("x", "OOM", "not allowed"), "refused with OOM not allowed; free"),
         (LockError::no_quorum("x", 3, &answers), "3 of 2 nodes (a:6379: granted; b:6379: held"),
         (LockError::wrong_type("x", "lock:x"), "holds something that is not a lock"),
         (LockError::invalid_name("it is empty"), "invalid lock name: it is empty"),
@@ -80,7 +81,7 @@ fn constructed_event_reaches_a_handler() {
     let losses = Losses::default();
     let (id, token) = (generate_lock_id(), FencingToken::new(7));
     losses.lost(&LostEvent::new("x", &id, token, &LockLost::Gone, SECOND));
-    assert_eq!(losses.0.into_inner(), ["x 7: it no longer exists on the server"]);
+    assert_eq!(losses.0.into_inner(), [format!("x 7: {}", LockLost::Gone)]);
 }
 
 /// A manager whose server can be reached only for some locks.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use distlock::{HandleEvent, LockLost, LockOptions, LostEvent, RedisMgr};
+use distlock::{HandleEvent, LockGuard, LockLost, LockOptions, LostEvent, RedisMgr};
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
@@ -57,28 +57,40 @@ fn drop_of_a_lost_guard_is_logged_with_its_reason() {
     let server = RedisServer::start();
     let mgr = manager(&server);
     let dropped = |name: &str| count(logged, &format!("the guard of lock {name:?} was dropped"));
+    let lose = |name: &str| {
+        let before = mgr.metrics().lost();
+        server.cli(&["DEL", &format!("lock:{name}")]);
+        eventually("the loss is reported", TEST_TIMEOUT, || mgr.metrics().lost() > before);
+    };
     let guard = mgr.lock_with("x", &with_ttl(3 * SECOND)).unwrap();
-    server.cli(&["DEL", "lock:x"]);
-    assert_eq!(expect_loss(&guard), LockLost::Gone);
+    lose("x");
     assert_eq!(dropped("x"), 0);
     drop(guard);
     assert_eq!(dropped("x"), 1, "{:?}", logged.lock());
     let line = logged.lock().iter().find(|line| line.contains("was dropped")).unwrap().clone();
     assert!(line.contains(&LockLost::Gone.to_string()) && line.contains("after"), "{line}");
-    // `release` returns it, and a lock that is held is no news. Nor is a shutdown by this program.
+    // `release` returns it, and a lock that is held is no news. Nor is a shutdown by this program,
+    // or a loss that the holder has noticed.
     let released = mgr.lock_with("released", &with_ttl(3 * SECOND)).unwrap();
-    server.cli(&["DEL", "lock:released"]);
-    expect_loss(&released);
+    lose("released");
     let _ = released.release();
     drop(mgr.lock("held").unwrap());
+    let notice: [fn(&LockGuard); 3] = [
+        |guard| drop(expect_loss(guard)),
+        |guard| assert!(guard.ensure_held().is_err()),
+        |guard| assert!(!guard.is_held()),
+    ];
+    for notice in notice {
+        let noticed = mgr.lock_with("noticed", &with_ttl(3 * SECOND)).unwrap();
+        lose("noticed");
+        notice(&noticed);
+    }
     // Of several locks, only that which was lost is named.
     for in_background in [false, true] {
         let names = if in_background { ["a", "b"] } else { ["c", "d"] };
         let options = with_ttl(3 * SECOND).release_in_background(in_background);
         let several = mgr.lock_all_with(names, &options).unwrap();
-        server.cli(&["DEL", &format!("lock:{}", names[1])]);
-        let why = several.lost().recv_timeout(TEST_TIMEOUT).expect("the loss is reported");
-        assert_eq!(why, LockLost::Gone);
+        lose(names[1]);
         drop(several);
         assert_eq!(names.map(dropped), [0, 1], "{:?}", logged.lock());
     }

@@ -186,7 +186,7 @@ fn names(text: &str, missing: &str) -> bool {
         return text.contains("access to the keys of the prefix and to distlock:*");
     };
     let named: Vec<_> = text.split_once("the user needs ").map_or(Vec::new(), |(_, rest)| {
-        rest.split(" (").next().unwrap_or_default().split(" or ").collect()
+        rest.split([';', '(']).next().unwrap_or_default().trim().split(" or ").collect()
     });
     text.contains(&format!("'{command}'")) || named == [missing]
 }

@@ -54,7 +54,7 @@ fn sentinel_is_a_problem() {
         message: "unknown command 'TIME', with args".into(),
     };
     let finding = check_reach(&NodeFacts::new("a:1", sentinel), &requirements(1)).unwrap();
-    assert!(finding.check == "kind" && finding.advice.unwrap().contains("Sentinel"));
+    assert!(finding.check == "kind" && finding.advice.unwrap().contains("redis+sentinel://"));
 }
 
 #[test]

@@ -79,7 +79,11 @@ impl Endpoint {
                 )));
             }
             "mysql" | "mariadb" => return Err(invalid(MYSQL_ADVICE.to_owned())),
-            "" => return Err(invalid(format!("this is not a server URL; {USABLE_URLS}"))),
+            "" => {
+                return Err(invalid(format!(
+                    "this is not a server URL; write redis:// before the host, or {USABLE_URLS}"
+                )));
+            }
             // The URL is not repeated, because a misplaced password may be part of the scheme.
             _ => return Err(invalid(format!("the URL has an unknown scheme; {USABLE_URLS}"))),
         }

@@ -319,7 +319,8 @@ fn missing_command_is_reported_with_the_needed_version() {
         }
         let error = completes_within(CALL_LIMIT, "try_lock", || mgr.try_lock("x").unwrap_err());
         assert!(error.is_refused(), "{command}: {error:?}");
-        assert!(error.to_string().contains("Redis 6.2 or newer"), "{command}: {error}");
+        let advice = if command == "TIME" { "do not rename TIME" } else { "Redis 6.2 or newer" };
+        assert!(error.to_string().contains(advice), "{command}: {error}");
     }
 }
 
