@@ -47,7 +47,15 @@ pub struct Holder {
     nodes: Box<[NodeReply]>,
     /// How a group holds the lock; `None` for one holder alone. In a box, because holders are parts
     /// of many results.
-    group: Option<Box<HeldBy>>,
+    group: Option<Box<Group>>,
+}
+
+/// How a group holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Group {
+    held_by: HeldBy,
+    /// The permits that the caller has asked for, and the limit of its semaphore.
+    asked: Option<(u32, u32)>,
 }
 
 /// The local time of a report. Reports that differ in nothing else are equal.
@@ -156,14 +164,18 @@ impl Holder {
         Holder { group: boxed(held_by), id, is_kept, ..self }
     }
 
+    /// Returns the permits that the caller has asked for, and the limit of its semaphore.
+    fn asked(&self) -> Option<(u32, u32)> {
+        self.group.as_ref()?.asked
+    }
+
     /// Whether the thread of the caller has acquired the lock itself.
     pub(crate) fn is_own(&self) -> bool {
         self.is_own
     }
 
-    /// Adds whether the thread of the caller has acquired the lock itself, and whether the caller,
-    /// which asked for this kind, would fit beside the holder. Nobody joins a group whose members
-    /// the server has lost.
+    /// Adds what the caller has asked for, whether it would fit beside the holder, and whether its
+    /// thread has acquired the lock itself. Nobody joins a group whose members the server has lost.
     pub(crate) fn found_by(self, kind: LockKind, is_own: bool) -> Holder {
         let fits = match (kind, self.held_by()) {
             (LockKind::Read, HeldBy::Readers { count: Some(1..) }) => true,
@@ -173,7 +185,11 @@ impl Holder {
             _ => false,
         };
         let admits_caller = fits && self.waiters.is_some_and(|waiters| waiters > 0);
-        Holder { admits_caller, is_own, ..self }
+        let mut holder = Holder { admits_caller, is_own, ..self };
+        if let (LockKind::Permits { limit, count }, Some(group)) = (kind, &mut holder.group) {
+            group.asked = Some((count, limit));
+        }
+        holder
     }
 
     /// Whether the holder uses another library, as far as its id shows.
@@ -185,7 +201,7 @@ impl Holder {
     /// and how many there are. The server does not report whether a single holder has a mutex or a
     /// write lock.
     pub fn held_by(&self) -> HeldBy {
-        self.group.as_deref().copied().unwrap_or_default()
+        self.group.as_ref().map(|group| group.held_by).unwrap_or_default()
     }
 
     /// Returns the value of the lock key, cut after 512 bytes. Bytes that are not valid UTF-8
@@ -319,8 +335,8 @@ impl Holder {
     }
 }
 
-fn boxed(held_by: HeldBy) -> Option<Box<HeldBy>> {
-    held_by.is_group().then(|| Box::new(held_by))
+fn boxed(held_by: HeldBy) -> Option<Box<Group>> {
+    held_by.is_group().then(|| Box::new(Group { held_by, asked: None }))
 }
 
 #[cfg(test)]

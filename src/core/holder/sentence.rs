@@ -85,7 +85,13 @@ impl fmt::Display for Holder {
         self.fmt_client(f)?;
         if let HeldBy::Permits { count: Some(count @ 2..) } = self.held_by() {
             // One client can have all of them.
-            write!(f, " and perhaps others, with {count} permits in all")?;
+            write!(f, " and perhaps others, with {count}")?;
+            match self.asked() {
+                Some((needed, limit)) => {
+                    write!(f, " of {limit} permits in use, and {needed} needed")?;
+                }
+                None => f.write_str(" permits in all")?,
+            }
         }
         if self.is_kept() {
             let kept = match self.held_by() {

@@ -19,7 +19,7 @@ fn permits_are_limited_and_counted() {
         assert!(single.fencing_token() > pair.fencing_token());
         let error = here.try_acquire().unwrap_err();
         assert!(error.is_contended(), "{error}");
-        assert!(error.to_string().contains("and perhaps others, with 3 permits in all"), "{error}");
+        assert!(error.to_string().contains("with 3 of 3 permits in use, and 1 needed"), "{error}");
 
         let holders = here.holders().unwrap();
         let described: Vec<_> =

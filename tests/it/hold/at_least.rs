@@ -242,7 +242,7 @@ fn impossible_period_is_refused_with_a_reason() {
             rw.read_with(&once_per_period()).map(drop).unwrap_err(),
             rw.write_with(&once_per_period()).map(drop).unwrap_err(),
         ] {
-            assert!(reason(error).contains("use a mutex or permits"));
+            assert!(reason(error).contains("works with mutexes and permits only"));
         }
         assert!(!mgr.is_locked("y").unwrap());
     }
