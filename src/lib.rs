@@ -69,6 +69,10 @@
 //! Tokens are numbers of about 16 digits: the column must be a 64-bit integer (`BIGINT`), not
 //! `NULL`, and start at 0. Each lock name has its own sequence of tokens.
 //!
+//! A process that ends leaves the locks that it still holds to expire after their ttl, also at
+//! SIGTERM or Ctrl-C. Let a thread wait for these signals and call [`RedisMgr::shutdown`]: it
+//! releases all locks and ends all waits.
+//!
 //! # Observing locks
 //!
 //! List locks with their holders and waiters, and print what this process has measured:
