@@ -96,7 +96,9 @@ fn query_node(mgr: &RedisMgr, temp_lock: &TempLock, prefix: &str, secrets: &Secr
 
 /// Connects, which includes the login and `TIME`, and sends `PING`.
 pub(super) fn try_contact(mgr: &RedisMgr) -> Contact {
-    match mgr.ping() {
+    let result = mgr.ping();
+    let advice = result.as_ref().map_or_else(LockError::advice, |_| "");
+    match result {
         Ok(_) => Contact::Reachable,
         // The permission probe will report it.
         Err(LockError::Refused { code, message, .. })
@@ -104,7 +106,7 @@ pub(super) fn try_contact(mgr: &RedisMgr) -> Contact {
         {
             Contact::Reachable
         }
-        Err(LockError::Refused { code, message, .. }) => Contact::Refused { code, message },
+        Err(LockError::Refused { code, message, .. }) => Contact::Refused { code, message, advice },
         Err(LockError::Unavailable { cause, .. }) => Contact::Unreachable(cause.to_string()),
         Err(error) => Contact::Unreachable(error.to_string()),
     }

@@ -63,6 +63,8 @@ pub(crate) enum Contact {
     Refused {
         code: String,
         message: String,
+        /// What the library advises.
+        advice: &'static str,
     },
     Unreachable(String),
 }

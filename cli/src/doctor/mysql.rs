@@ -33,8 +33,8 @@ pub(super) fn examine(
             (NodeFacts::new(&server, Contact::Unreachable(reason)), Err(None))
         }
         Err(LockError::Refused { server, code, message, .. }) => {
-            let contact = Contact::Refused { code: code.clone(), message: message.clone() };
             let refusal = mysql_checks::check_refusal(&code, &message);
+            let contact = Contact::Refused { code, message, advice: "" };
             (NodeFacts::new(&server, contact), Err(Some(refusal)))
         }
         Err(error) => return Err(error),

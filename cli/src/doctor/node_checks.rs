@@ -66,14 +66,20 @@ pub(super) fn check_reach(node: &NodeFacts, requirements: &Requirements) -> Opti
                 "start the server, or fix its address, its login, TLS, the network or the firewall",
             )
         }
-        Contact::Refused { code, message } => {
+        Contact::Refused { code, message, advice } => {
             let pattern = permission_probe::lock_key_pattern(&requirements.prefix);
-            refused_finding(code, &format::escape(message), &node.user, &pattern)
+            refused_finding(code, &format::escape(message), advice, &node.user, &pattern)
         }
     })
 }
 
-fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) -> Finding {
+fn refused_finding(
+    code: &str,
+    message: &str,
+    advice: &str,
+    user: &str,
+    lock_pattern: &str,
+) -> Finding {
     let grant_all = || grant_command::all_permissions(lock_pattern);
     let refused = format::with_option_names(&format!("{} {message}", format::escape(code)));
     let finding = |check| Finding::problem(check, format!("refused: {refused}"));
@@ -93,12 +99,9 @@ fn refused_finding(code: &str, message: &str, user: &str, lock_pattern: &str) ->
             )
         }
         // A Sentinel does not know the TIME command.
-        "ERR" if message.to_lowercase().contains("unknown command") => finding("kind")
-            .advice(
-            "this looks like a sentinel or a proxy: for a sentinel, write \
-             redis+sentinel://host:port/master with the name of the master; behind a proxy, connect \
-             to the server itself; if it is neither, do not rename TIME",
-        ),
+        "ERR" if message.to_lowercase().contains("unknown command") => {
+            finding("kind").advice(advice)
+        }
         _ => finding("login").advice("fix what the server reports"),
     }
 }

@@ -9,6 +9,10 @@ use super::{
 };
 use crate::secrets::Secrets;
 
+fn refused(code: &str) -> Contact {
+    Contact::Refused { code: code.into(), message: "no".into(), advice: "" }
+}
+
 fn facts(servers: &[&str]) -> Facts {
     let node = |(number, server): (usize, &&str)| {
         let info = Queried::Known(Info::parse(&format!("run_id:{number}"), &Secrets::default()));
@@ -67,7 +71,7 @@ fn nodes_that_are_away_are_counted() {
         for (number, node) in facts.nodes.iter_mut().take(away).enumerate() {
             node.contact = match number {
                 0 => Contact::Unreachable("refused".into()),
-                _ => Contact::Refused { code: "NOAUTH".into(), message: "no".into() },
+                _ => refused("NOAUTH"),
             };
         }
         let finding = check_nodes(&facts).unwrap();
@@ -143,8 +147,7 @@ fn nodes_in_quarantine_are_counted() {
 fn handover_that_was_not_tried_is_unknown() {
     let mut facts = facts(&["a:1", "b:1", "c:1"]);
     assert_eq!(handover_level(&facts), Level::Unknown);
-    let refused = || Contact::Refused { code: "WRONGPASS".into(), message: "no".into() };
-    facts.nodes.iter_mut().for_each(|node| node.contact = refused());
+    facts.nodes.iter_mut().for_each(|node| node.contact = refused("WRONGPASS"));
     let says = |facts: &Facts| check_handover(facts).unwrap().message;
     assert_eq!(says(&facts), "not tried, because of the problems above");
     facts.nodes[..2].iter_mut().for_each(|node| node.contact = Contact::Unreachable("no".into()));

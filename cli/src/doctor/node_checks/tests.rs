@@ -52,6 +52,7 @@ fn sentinel_is_a_problem() {
     let sentinel = Contact::Refused {
         code: "ERR".into(),
         message: "unknown command 'TIME', with args".into(),
+        advice: "write redis+sentinel://",
     };
     let finding = check_reach(&NodeFacts::new("a:1", sentinel), &requirements(1)).unwrap();
     assert!(finding.check == "kind" && finding.advice.unwrap().contains("redis+sentinel://"));
@@ -212,7 +213,7 @@ fn node_permissions_are_not_needed_for_one_server() {
 fn refused_permission_gets_one_command_with_everything() {
     for (command, more) in [("time", ""), ("select", " +select")] {
         let message = format!("User app has no permissions to run the '{command}' command");
-        let contact = Contact::Refused { code: "NOPERM".into(), message };
+        let contact = Contact::Refused { code: "NOPERM".into(), message, advice: "" };
         let mut node = NodeFacts::new("a:1", contact);
         node.user = "app".into();
         let requirements = Requirements { prefix: "my[1]:".into(), ..requirements(1) };
