@@ -92,13 +92,12 @@ impl RetryState {
             error.recall(self.last_specific_error.take());
         }
         let may_be_applied = error.is_outcome_unknown() || is_timeout;
-        // The connection may lead to a former master, and for a while the host name may as well. If
-        // the caller has time, wait until the name leads to the new master.
-        let is_replica = error.is_not_master();
-        let is_first_replica_reply = self.failures == 1 && is_replica;
+        // The connection may lead to a former master, and for a while the host name may as well. A
+        // new master may be without the replicas that it needs. If the caller has time, wait.
+        let is_first_replica_reply = self.failures == 1 && error.is_not_master();
         // After the wait, retry only what may have been applied: the lock may be ours.
         let may_recover = is_transient && (now < limits.wait_deadline || may_be_applied)
-            || is_replica && now < limits.wait_deadline;
+            || error.may_be_failover() && now < limits.wait_deadline;
         let call_deadline = limits.wait_deadline.saturating_add(limits.operation_timeout);
         let give_up_at = if limits.wait_deadline == Moment::NEVER {
             self.unavailable_since.saturating_add(limits.outage_max.max(limits.longest_silence))

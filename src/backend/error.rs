@@ -51,6 +51,11 @@ impl BackendError {
         }
     }
 
+    /// Whether a failover of the only server may be the cause.
+    pub(crate) fn may_be_failover(&self) -> bool {
+        matches!(self, BackendError::Node(failure) if failure.may_be_failover())
+    }
+
     /// Whether the only server is not a master. If the connection is old, the server's name may
     /// lead elsewhere by now.
     pub(crate) fn is_not_master(&self) -> bool {
@@ -80,7 +85,7 @@ impl BackendError {
 
     /// Whether the servers cannot grant any lock for now.
     pub(crate) fn is_outage(&self) -> bool {
-        (self.is_transient() || self.is_not_master()) && !self.is_pool_exhausted()
+        (self.is_transient() || self.may_be_failover()) && !self.is_pool_exhausted()
     }
 
     /// Whether a node is in quarantine, which ends on its own.

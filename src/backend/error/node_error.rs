@@ -197,6 +197,14 @@ impl NodeError {
         )
     }
 
+    /// Whether a failover may be the cause, so that its end may help. A new master has no replicas
+    /// until they have found it.
+    pub(crate) fn may_be_failover(&self) -> bool {
+        let has_no_replicas =
+            matches!(&self.kind, NodeErrorKind::Refused { code, .. } if code == "NOREPLICAS");
+        has_no_replicas || self.is_not_master()
+    }
+
     /// Whether any other request to this server would fail in the same way.
     pub(crate) fn is_server_wide(&self) -> bool {
         let NodeErrorKind::Refused { code, .. } = &self.kind else { return true };

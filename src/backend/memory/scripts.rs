@@ -160,7 +160,9 @@ impl Call<'_> {
                     }
                     return Ok(Some(id.to_vec()));
                 }
-            } else if queue_entry::is_of_group(&waiter) {
+            } else if let Some(channel) = queue_entry::channel_in_group(&waiter)
+                && self.channels.subscribers(channel) > 0
+            {
                 return self.put_back(&waiter);
             }
         }

@@ -166,18 +166,19 @@ impl<'a> ReleaseAttempts<'a> {
     }
 
     /// Makes an attempt, and more with growing pauses during a failover: until the server's host
-    /// name leads to the new master. No connection is in use during the pauses.
+    /// name leads to the new master, and that has replicas if it needs them. No connection is in
+    /// use during the pauses.
     fn through_failover(
         mut self,
         until: Moment,
         mut attempt: impl FnMut(&mut ReleaseAttempts<'a>) -> Result<Released, NodeError>,
     ) -> Result<Released, NodeError> {
         let mut result = attempt(&mut self);
-        let (mut pause, mut demoted) = (FAILOVER_PAUSE_MIN, false);
+        let (mut pause, mut is_failover) = (FAILOVER_PAUSE_MIN, false);
         while let Err(error) = &result {
-            demoted |= error.is_not_master();
+            is_failover |= error.may_be_failover();
             // During a failover, the host name may also lead to no server at all for a while.
-            let may_help = demoted && (error.is_not_master() || error.is_transient());
+            let may_help = is_failover && (error.may_be_failover() || error.is_transient());
             let next = clock::now().saturating_add(pause);
             // An attempt without time for a reply is useless.
             if !may_help || next.saturating_add(pause) >= until {

@@ -191,8 +191,8 @@ fn server_state_is_reported_by_its_code() {
     ];
     for (code, begin, end) in states {
         server.cli(begin);
-        // lock() would wait until there is a master again.
-        let lock = if code == "READONLY" { RedisMgr::try_lock } else { RedisMgr::lock };
+        // lock() would wait for the end of the failover.
+        let lock = if code == "OOM" { RedisMgr::lock } else { RedisMgr::try_lock };
         let error = completes_within(CALL_LIMIT, "lock", || lock(&mgr, "x").unwrap_err());
         assert_eq!(error.code(), Some(code), "{error:?}");
         assert_sentence(&error, &label(&server), &["could not acquire", code]);

@@ -9,7 +9,7 @@ use distlock::{LockOptions, ReadGuard, RedisMgr, RwLock};
 
 use super::{LONG, Subject, await_waiters, spawn_waiter};
 use crate::{
-    helpers::{SECOND, UnwrapReleased, manager, queue_key},
+    helpers::{SECOND, UnwrapReleased, manager, queue_key, queue_length},
     support::{RedisServer, TEST_TIMEOUT, eventually},
 };
 
@@ -42,6 +42,23 @@ fn forced_release_of_a_writer_passes_no_reader() {
         drop(readers);
         assert!(writer.join().unwrap().unwrap().is_held());
     }
+}
+
+/// A program has used a name for readers, and uses it for a lock held alone after an update.
+///
+/// Fault: N278
+#[test]
+fn mutex_is_handed_over_past_a_reader_that_has_died() {
+    let server = RedisServer::start();
+    let (holder, other) = (manager(&server), manager(&server));
+    let first = holder.lock("x").unwrap();
+    server.cli(&["RPUSH", &queue_key("x"), "distlock:read/0/1,1000 ended a|1|1|1|1"]);
+    let here = other.clone();
+    let waiter = spawn_waiter(&other, "x", 2, move || here.try_lock_for("x", LONG));
+    first.release().unwrap().unwrap_released();
+    assert!(holder.try_lock("x").unwrap_err().is_contended(), "it was left free");
+    waiter.join().unwrap().unwrap().release().unwrap().unwrap_released();
+    assert_eq!(queue_length(&server, "x"), 0);
 }
 
 /// Promise: P12

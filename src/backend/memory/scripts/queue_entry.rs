@@ -46,10 +46,14 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Whether a waiter for a place in a group has this entry, as `mutex/grant.lua` recognises it.
-pub(super) fn is_of_group(entry: &[u8]) -> bool {
-    let group = entry.strip_prefix(b"distlock:").and_then(|rest| split(rest, b'/'));
-    group.is_some_and(|(name, _)| !name.is_empty() && name.iter().all(u8::is_ascii_lowercase))
+/// Channel of a waiter for a place in a group, as `mutex/grant.lua` reads it. `None` if the entry
+/// is not of such a waiter.
+pub(super) fn channel_in_group(entry: &[u8]) -> Option<&[u8]> {
+    let (name, rest) = split(entry.strip_prefix(b"distlock:")?, b'/')?;
+    let (numbers, rest) = split(rest, b' ')?;
+    let (channel, _) = split(rest, b' ')?;
+    let is_group = !name.is_empty() && name.iter().all(u8::is_ascii_lowercase);
+    (is_group && !numbers.is_empty() && !channel.is_empty()).then_some(channel)
 }
 
 fn split(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {

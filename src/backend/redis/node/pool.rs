@@ -112,6 +112,8 @@ impl ConnectionPool {
             let pool = Pool::builder()
                 .max_size(size)
                 .min_idle(Some(0))
+                // A connection outlasts a change of passwords or certificates.
+                .max_lifetime(None)
                 .test_on_check_out(false)
                 .error_handler(Box::new(NopErrorHandler))
                 .thread_pool(Arc::new(workers))

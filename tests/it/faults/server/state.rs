@@ -324,10 +324,10 @@ fn missing_command_is_reported_with_the_needed_version() {
     }
 }
 
-/// A waiter continues in a state that ends on its own, and while there is no master. Any other
+/// A waiter continues in a state that ends on its own, and during a failover. Any other
 /// state is an error at its next poll.
 ///
-/// Fault: F34, N80
+/// Fault: F34, N80, N277
 /// Promise: P5
 #[test]
 fn waiter_fails_in_a_state_that_an_operator_must_end() {
@@ -339,10 +339,11 @@ fn waiter_fails_in_a_state_that_an_operator_must_end() {
         await_queue_length(&server, "x", 1);
         begin(&server);
         let is_replica = ["MASTERDOWN", "READONLY"].contains(&code);
+        let may_pass = is_replica || code == "NOREPLICAS";
         // The first refusal may come over a stale connection, which is replaced.
-        let polls = if is_replica { 2 } else { 1 };
+        let polls = if may_pass { 2 } else { 1 };
         eventually("it has polled", TEST_TIMEOUT, || server.refusals(code) >= polls);
-        if is_replica {
+        if may_pass {
             end(&server);
             guard.release().unwrap().unwrap_released();
             let next = completes_within(TEST_TIMEOUT, code, || waiting.join().unwrap().unwrap());
@@ -356,6 +357,23 @@ fn waiter_fails_in_a_state_that_an_operator_must_end() {
             guard.release().unwrap().unwrap_released();
         }
     }
+}
+
+/// Fault: N277
+#[test]
+fn release_waits_for_the_replicas_of_a_new_master() {
+    let server = RedisServer::start();
+    let mgr = manager(&server);
+    let guard = mgr.lock_with("x", &with_ttl(30 * SECOND)).unwrap();
+    server.config_set("min-replicas-to-write", "1");
+    thread::scope(|threads| {
+        let releasing = threads.spawn(|| guard.release().unwrap().unwrap_released());
+        // A release that is not tried again has two requests at most.
+        eventually("it has tried again", TEST_TIMEOUT, || server.refusals("NOREPLICAS") >= 3);
+        server.config_set("min-replicas-to-write", "0");
+        releasing.join().unwrap();
+    });
+    assert_eq!(get(&server, LOCK), None);
 }
 
 /// Waiters poll if they cannot subscribe, or if nothing can be published.

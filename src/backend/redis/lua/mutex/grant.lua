@@ -13,8 +13,10 @@ local function grant_next(waiter, now)
     waiter = waiter or redis.call('LPOP', KEYS[2])
     if not waiter then return false end
     local px, channel, id = string.match(waiter, '^([1-9]%d*) (%S+) (.+)$')
-    -- After a forced release of a writer, the head may be a reader. It gets the lock by polling.
-    local must_stay = not id and string.find(waiter, '^distlock:%l+/')
+    -- After a forced release of a writer, the head may be a reader. If it is alive, it gets the
+    -- lock by polling.
+    local of_group = not id and string.match(waiter, '^distlock:%l+/%S+ (%S+) ')
+    local must_stay = of_group and has_subscriber(of_group)
     -- The server rejects a larger expiry, which would fail the whole script. Our entries have none.
     -- Ask for subscribers first: nobody may hear of a grant that is not made. In a cluster, a
     -- message also reaches subscribers at other nodes, which its count does not include.
