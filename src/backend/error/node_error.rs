@@ -208,9 +208,8 @@ impl NodeError {
     /// Whether any other request to this server would fail in the same way.
     pub(crate) fn is_server_wide(&self) -> bool {
         let NodeErrorKind::Refused { code, .. } = &self.kind else { return true };
-        let codes =
-            ["MISCONF", "NOREPLICAS", "OOM", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "UNKILLABLE"];
-        self.is_transient() || self.is_not_master() || codes.contains(&code.as_str())
+        let codes = ["MISCONF", "OOM", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "UNKILLABLE"];
+        self.is_transient() || self.may_be_failover() || codes.contains(&code.as_str())
     }
 
     /// Whether the key has an unexpected type. The server itself is working.
